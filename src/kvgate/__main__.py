@@ -1,0 +1,8 @@
+"""``python -m kvgate``."""
+
+import sys
+
+from kvgate.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
