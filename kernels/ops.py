@@ -158,7 +158,7 @@ def copy_slots(
     *,
     backend: Backend | None = None,
 ) -> None:
-    """Copy K, V and position from flat slot to flat slot (int64), out of place: no target is a source or comes twice."""
+    """Copy K, V and position from flat slot to flat slot (int64), out of place: no target is a source or repeated."""
     checks.pools(k_pool_NSD, v_pool_NSD, positions_NS)
     checks.slots("src_M", src_M, (src_M.numel(),), positions_NS)
     checks.slots("dst_M", dst_M, (dst_M.numel(),), positions_NS)
