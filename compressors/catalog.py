@@ -1,0 +1,62 @@
+"""Policy names to classes: kvgate's own, those of other packages, and ``module:Class`` for a file of your own."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from importlib.metadata import entry_points
+
+from kvgate.compressors.full import Full
+from kvgate.compressors.h2o import H2O
+from kvgate.compressors.policy import Policy
+from kvgate.compressors.sliding_window import SlidingWindow
+from kvgate.compressors.streaming_llm import StreamingLLM
+
+ENTRY_POINT_GROUP = "kvgate.policies"
+_OWN: tuple[type[Policy], ...] = (Full, SlidingWindow, StreamingLLM, H2O)
+
+
+def catalog() -> dict[str, type[Policy]]:
+    """Every policy that can be named: kvgate's own and those registered under the entry point group."""
+    found = {policy.name: policy for policy in _OWN}
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        if point.name in found:
+            raise ValueError(f"policy {point.name!r}: {point.value} would replace kvgate's own; give it another name")
+        found[point.name] = _checked(point.load(), point.value)
+    return found
+
+
+def policy_class(name: str) -> type[Policy]:
+    """The class behind a catalog name or ``module:Class``. ValueError if there is none."""
+    if ":" in name:
+        module, _, attribute = name.partition(":")
+        try:
+            found = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"policy {name!r}: {error}; expected an importable module:Class") from error
+        return _checked(found, name)
+    known = catalog()
+    if name not in known:
+        raise ValueError(f"policy {name!r} is unknown; known: {', '.join(sorted(known))}, or module:Class")
+    return known[name]
+
+
+def parameters(policy: type[Policy]) -> dict[str, inspect.Parameter]:
+    """What ``for_budget`` takes besides the budget."""
+    found = dict(inspect.signature(policy.for_budget).parameters)
+    found.pop("budget")
+    return found
+
+
+def check_parameters(policy: type[Policy], params: dict[str, object]) -> None:
+    """ValueError naming a parameter that ``for_budget`` does not take."""
+    known = parameters(policy)
+    for name in params:
+        if name not in known:
+            raise ValueError(f"policy {policy.name}: unknown parameter {name!r}; known: {', '.join(known) or 'none'}")
+
+
+def _checked(found: object, where: str) -> type[Policy]:
+    if not (isinstance(found, type) and issubclass(found, Policy)):
+        raise ValueError(f"policy {where!r}: is not a subclass of kvgate.compressors.policy.Policy")
+    return found

@@ -1,0 +1,121 @@
+"""What a policy is.
+
+A policy is a frozen dataclass in its own file: parameters in, a pure ``decide`` out. Whatever a policy must remember
+belongs to the sequence (``Keep.state``), never to the policy object, which one run shares among all its sequences.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvgate.compressors.evidence import Evidence, Keep, Span
+
+Need = Literal["mass", "queries", "keys", "values"]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Attention bounds that hold while several tokens are fed at once, before the policy is asked again.
+
+    A query attends live slots inside the ``exempt`` spans and the ``window`` newest others up to its own position.
+    With ``rebased_sinks`` set, slots at positions below it are attended as if the evicted tokens between them and the
+    window did not exist.
+    """
+
+    window: int
+    exempt: tuple[Span, ...]
+    rebased_sinks: int = 0
+
+    def lower(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """First position outside the exempt spans that each query attends: the ``window`` newest such tokens up to it.
+
+        ``positions`` int64 ``[T]``, ascending; same shape back.
+        """
+        plain = np.maximum(positions - self.window + 1, 0)
+        if all(span.end <= plain[0] for span in self.exempt):
+            return plain
+        exempt = np.zeros(positions[-1] + 1, np.bool_)
+        for span in self.exempt:
+            exempt[span.start : span.end] = True
+        others = np.flatnonzero(~exempt)
+        if len(others) == 0:
+            return plain
+        up_to = np.searchsorted(others, positions, side="right")
+        return others[np.maximum(up_to - self.window, 0)]
+
+
+@dataclass(frozen=True)
+class Policy(ABC):
+    """Base class of retention policies.
+
+    Class attributes:
+        name: catalog name.
+        needs: evidence that must be collected for it.
+    """
+
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[Need]] = frozenset()
+
+    @classmethod
+    @abstractmethod
+    def for_budget(cls, budget: int, *args: Any, **params: Any) -> Self:
+        """The policy that keeps at most ``budget`` tokens per (layer, kv head). ValueError names a bad parameter.
+
+        Subclasses name their parameters, with defaults and their source; those are what YAML may set.
+        """
+
+    @classmethod
+    def smallest_budget(cls, *args: Any, **params: Any) -> int:
+        """The least budget this policy can honour with these parameters; a ratio that gives less is raised to it."""
+        return 1
+
+    @property
+    @abstractmethod
+    def budget(self) -> int:
+        """Most live tokens per (layer, kv head) after any step."""
+
+    @abstractmethod
+    def decide(self, evidence: Evidence) -> Keep:
+        """Which slots stay live. Pure. At most ``budget`` slots per (layer, kv head)."""
+
+    def bounds(self, protected: tuple[Span, ...]) -> Bounds | None:
+        """Attention bounds for tokens fed together; None: everything live is attended until the next decision."""
+        return None
+
+    def check(self, protected: tuple[Span, ...]) -> None:
+        """Raise BudgetTooSmall if the protected spans leave no room for the newest token."""
+        forced = covered(self.forced_spans(protected))
+        if forced + 1 > self.budget:
+            raise BudgetTooSmall(self.name, self.budget, forced)
+
+    def forced_spans(self, protected: tuple[Span, ...]) -> tuple[Span, ...]:
+        """Token ranges that stay whatever the scores: the protected ones, and a policy's own sinks."""
+        return protected
+
+    def describe(self) -> dict[str, Any]:
+        """Parameters for records and tables."""
+        return asdict(self)
+
+
+class BudgetTooSmall(ValueError):
+    """The tokens that must stay already fill the budget."""
+
+    def __init__(self, name: str, budget: int, forced: int) -> None:
+        super().__init__(
+            f"policy {name}: budget {budget} is too small for {forced} protected and sink tokens "
+            f"plus the newest one; use at least {forced + 1}"
+        )
+
+
+def covered(spans: tuple[Span, ...]) -> int:
+    """Tokens in the union of ``spans``."""
+    total = end = 0
+    for span in sorted(spans, key=lambda span: span.start):
+        total += max(0, span.end - max(span.start, end))
+        end = max(end, span.end)
+    return total

@@ -1,0 +1,42 @@
+"""Ranking slots. Ties are broken by lower position, and no score can tie with a marker: keys are exact integers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kvgate.compressors.evidence import Evidence
+
+_LARGEST = torch.iinfo(torch.int64).max
+
+
+def score_keys(scores: Tensor, positions: Tensor) -> Tensor:
+    """int64 keys that order like (score, then lower position first), all different where positions are.
+
+    Args:
+        scores: fp32, any value; NaN ranks above infinity.
+        positions: int32, same shape, not negative.
+    """
+    bits = scores.contiguous().view(torch.int32)
+    monotone = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # two's complement order equals float order
+    return (monotone.long() << 31) + (torch.iinfo(torch.int32).max - positions.long())
+
+
+def keep_highest(keys: Tensor, eligible: Tensor, count: Tensor) -> Tensor:
+    """The ``count`` ``[L, H]`` eligible slots with the highest key: bool ``[L, H, S]``, all of them if fewer.
+
+    Works from the few that must go, so that a decode step which drops one slot costs one minimum.
+    """
+    drop = (eligible.sum(-1) - count.clamp_min(0)).clamp_min(0)
+    most = int(drop.max())
+    if most == 0:
+        return eligible
+    lowest = torch.where(eligible, keys, _LARGEST).topk(most, dim=-1, largest=False, sorted=True).values
+    last_dropped = lowest.gather(-1, (drop - 1).clamp_min(0)[..., None])
+    return eligible & ((keys > last_dropped) | (drop == 0)[..., None])
+
+
+def keep_newest(evidence: Evidence, forced: Tensor, budget: int) -> Tensor:
+    """Bool ``[L, H, S]``: the ``forced`` live slots and the newest others, ``budget`` in all per (layer, kv head)."""
+    others = evidence.live & ~forced
+    return forced | keep_highest(evidence.positions.long(), others, budget - forced.sum(-1))
