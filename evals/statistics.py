@@ -1,11 +1,12 @@
 """Betting e-processes for paired differences, valid however often somebody peeks.
 
-What is observed. Each cluster (items that share a context or a source) gives one difference ``d = policy - exact`` of its
-mean scores, in [-1, 1]. Clusters are independent of each other; items inside a cluster may depend on each other at will.
+What is observed. Each cluster (items that share a context or a source) gives one difference ``d = policy - exact`` of
+its mean scores, in [-1, 1]. Clusters are independent of each other; items inside a cluster may depend on each other
+at will.
 
-What is estimated. The mean of ``d`` over clusters, every cluster counting once. With ``weights`` proportional to cluster
-sizes it is the mean over items; the two agree where clusters have equal size. The verdict asks for both, so that neither
-many small nor a few large clusters can hide a loss.
+What is estimated. The mean of ``d`` over clusters, every cluster counting once. With ``weights`` proportional to
+cluster sizes it is the mean over items; the two agree where clusters have equal size. The verdict asks for both, so
+that neither many small nor a few large clusters can hide a loss.
 
 The test of ``H0: mean <= mu``. For a fraction f in (0, 1) the bet ``lambda = f / (1 + mu)`` gives the wealth
 
@@ -14,15 +15,17 @@ The test of ``H0: mean <= mu``. For a fraction f in (0, 1) the bet ``lambda = f 
 As d - mu >= -(1 + mu), every factor is at least 1 - f > 0. Under H0 the expected factor is at most 1, so W_f is a
 nonnegative supermartingale that starts at 1, and so is the mean of W_f over a grid of f fixed beforehand. Ville's
 inequality: the chance that it ever reaches 1/alpha is at most alpha, at any stopping time.
-Source: Waudby-Smith & Ramdas (2024), "Estimating means of bounded random variables by betting", JRSS-B 86(1), sections 3
-and 4 (grid of bets: section 4.4, "hedged capital"); Ville (1939).
+Source: Waudby-Smith & Ramdas (2024), "Estimating means of bounded random variables by betting", JRSS-B 86(1),
+1-27 (capital process, here with a mixture over a grid of bets instead of a predictable bet); Ville (1939).
 
 Non-inferiority at margin m tests mean <= -m with d; a loss of more than m is tested by the mirror, mean <= m with -d.
 
 When clusters come from different slices their expectations differ. If the slices are visited in complete rounds (every
-round holds each slice equally often) and one looks only between rounds, the product over a round still expects at most 1
-when the round's average is at most mu (arithmetic against geometric mean), so nothing changes. The value at the moment of
-the decision counts, never an earlier maximum: a policy that was good once and is bad later loses what it had won.
+round holds each slice equally often) and one looks only between rounds, the product over a round still expects at
+most 1 when the round's average is at most mu (arithmetic against geometric mean), so nothing changes.
+
+The value at the moment of the decision counts, never an earlier maximum: a policy that was good once and is bad later
+loses what it had won.
 """
 
 from __future__ import annotations
@@ -35,8 +38,8 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 
-# The prior over bets, fixed before any data: uniform over eleven fractions of the largest safe bet. Small fractions serve
-# noisy pairs (discordance .2), large ones the common case that hardly any pair differs. See ``kvgate prove``.
+# The prior over bets, fixed before any data: uniform over eleven fractions of the largest safe bet. Small fractions
+# serve noisy pairs (discordance .2), large ones the common case that hardly any pair differs. See ``kvgate prove``.
 FRACTIONS: tuple[float, ...] = (0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.98)
 
 _EDGE = 1e-9
@@ -68,14 +71,12 @@ def log_e_block(differences: ArrayLike, margin: float, weights: ArrayLike | None
     return log_e_above(-np.asarray(differences, dtype=np.float64), margin, weights)
 
 
-def confidence_bounds(
-    differences: ArrayLike, alpha: float, weights: ArrayLike | None = None
-) -> tuple[float, float]:
+def confidence_bounds(differences: ArrayLike, alpha: float, weights: ArrayLike | None = None) -> tuple[float, float]:
     """Anytime-valid lower and upper limit of the mean difference, each wrong with probability at most ``alpha``.
 
     The limits invert the two tests above, so ``lower > -m`` exactly when :func:`log_e_pass` reaches ``log(1/alpha)`` at
-    m, and ``upper < -m`` exactly when :func:`log_e_block` does. Together they cover with at least ``1 - 2 alpha`` at all
-    times at once. Without data: (-1, 1).
+    m, and ``upper < -m`` exactly when :func:`log_e_block` does. Together they cover with at least ``1 - 2 alpha`` at
+    all times at once. Without data: (-1, 1).
     """
     d = np.asarray(differences, dtype=np.float64)
     return _lower_limit(d, alpha, weights), -_lower_limit(-d, alpha, weights)
@@ -127,7 +128,6 @@ def _distinct(values: ArrayLike, weights: ArrayLike | None) -> tuple[Floats, Flo
     top = w.max() if w.size else 1.0
     pairs, counts = np.unique(np.stack([x, w / top]), axis=1, return_counts=True)
     return pairs[0], pairs[1], counts.astype(np.float64)
-
 
 
 def _log_wealth(x: Floats, w: Floats, mu: float) -> Floats:

@@ -1,4 +1,4 @@
-"""Intervals for a number of items fixed beforehand: for tables and for the competence floor, never for stopping early."""
+"""Intervals for a number of items fixed beforehand: for tables and competence floors, never for stopping early."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ def cluster_interval(sums: ArrayLike, sizes: ArrayLike, confidence: float = 0.90
         sums: sum of the scores of each cluster, ``[clusters]``; ``sizes``: items of each cluster.
         confidence: two-sided; the lower limit alone holds with ``(1 + confidence) / 2``.
 
-    Clopper-Pearson limits at the effective number of items, p (1 - p) / v, where v is the between-cluster variance of the
-    ratio mean, reduced by (z / t)^2 for the few clusters v rests on, and at most the number of items. When everything is
-    right or wrong v says nothing; then each cluster counts as one item, so the width is never zero. Single right-or-wrong
-    items give the plain Clopper-Pearson interval.
+    Clopper-Pearson limits at the effective number of items, p (1 - p) / v, where v is the between-cluster variance of
+    the ratio mean, reduced by (z / t)^2 for the few clusters v rests on, and at most the number of items. When
+    everything is right or wrong v says nothing; then each cluster counts as one item, so the width is never zero.
+    Single right-or-wrong items give the plain Clopper-Pearson interval.
     Source: Korn & Graubard (1998), Survey Methodology 24(2), 193-201.
     """
     y, n = np.asarray(sums, dtype=np.float64), np.asarray(sizes, dtype=np.float64)

@@ -1,0 +1,235 @@
+"""What a policy must show before it may be enabled: margins, floors and minimum numbers, read from YAML."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+
+SliceKey = Literal["task", "length", "depth"]
+
+
+@dataclass(frozen=True)
+class SuiteRule:
+    """What one suite asks instead of the gate's own numbers, and why."""
+
+    reason: str
+    m_suite: float | None = None
+    m_slice: float | None = None
+    floor: float | None = None
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A bar that a policy must clear.
+
+    Attributes:
+        m_suite, m_slice: largest loss of mean score that is accepted in a suite, and in each of its slices.
+        alpha: chance of enabling a policy that loses a margin or more, and of blocking one that loses less than all.
+        floor: the exact run's mean score must be at least this, with ``floor_confidence`` (one-sided); where it is not,
+            nothing can be concluded about a policy.
+        min_items, min_clusters: least evidence for a suite; ``min_slice_items`` for a slice.
+        slice_by: what tells slices of a suite apart. Depths are put into ``depth_bins`` equal bins of [0, 1].
+        slice_alarm, alarm_clusters: a policy is not enabled if any (length, depth) group or any task of at least
+            ``alarm_clusters`` clusters lost ``slice_alarm`` or more of its mean score, whatever the slices say. This
+            only ever withholds, so it needs no error rate.
+        length_drift: largest relative difference of output lengths, policy against exact run, in each suite.
+        max_excluded: a suite is not evaluable once more than this share of its slices is not.
+        shadow_only: an enabled policy may only shadow traffic; ``canary_fraction``: largest share of traffic otherwise.
+        suites: rules of single suites.
+    """
+
+    name: str
+    m_suite: float
+    m_slice: float
+    alpha: float = 0.05
+    floor: float = 0.6
+    floor_confidence: float = 0.95
+    min_items: int = 250
+    min_clusters: int = 100
+    min_slice_items: int = 30
+    slice_by: tuple[SliceKey, ...] = ("length", "depth")
+    depth_bins: int = 5
+    slice_alarm: float = 0.5
+    alarm_clusters: int = 3
+    length_drift: float = 0.1
+    max_excluded: float = 0.5
+    shadow_only: bool = False
+    canary_fraction: float = 0.05
+    suites: Mapping[str, SuiteRule] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_fractions(self)
+        _check_counts(self)
+        _check_margins(self, self.m_suite, self.m_slice, self.floor, "")
+        for suite, rule in self.suites.items():
+            if not rule.reason.strip():
+                raise ValueError(f"gate {self.name}: suites.{suite}.reason is empty; say why the suite differs")
+            _check_margins(self, *self._numbers(suite), f"suites.{suite}.")
+
+    def m_suite_of(self, suite: str) -> float:
+        """Accepted loss of a suite."""
+        return self._numbers(suite)[0]
+
+    def m_slice_of(self, suite: str) -> float:
+        """Accepted loss of each slice of a suite."""
+        return self._numbers(suite)[1]
+
+    def floor_of(self, suite: str) -> float:
+        """Competence floor of a suite."""
+        return self._numbers(suite)[2]
+
+    def _numbers(self, suite: str) -> tuple[float, float, float]:
+        rule = self.suites.get(suite) or SuiteRule("none")
+        own = (self.m_suite, self.m_slice, self.floor)
+        values = (rule.m_suite, rule.m_slice, rule.floor)
+        m_suite, m_slice, floor = (mine if value is None else value for value, mine in zip(values, own, strict=True))
+        return m_suite, m_slice, floor
+
+    def depth_bin(self, depth: float | None) -> str | None:
+        """Name of the bin a depth falls into: "0.2-0.4" with five bins."""
+        if depth is None:
+            return None
+        index = min(max(int(depth * self.depth_bins), 0), self.depth_bins - 1)
+        return f"{index / self.depth_bins:.3g}-{(index + 1) / self.depth_bins:.3g}"
+
+
+def gate_names() -> list[str]:
+    """Gates shipped with kvgate."""
+    folder = files("kvgate") / "configs" / "gates"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_gate(name_or_path: str | Path) -> Gate:
+    """A gate by name, or from a YAML file. Raises ValueError naming the field, its value and what to do."""
+    path = Path(name_or_path)
+    if path.suffix in {".yaml", ".yml"}:
+        if not path.is_file():
+            raise ValueError(f"gate {path}: no such file; gates shipped with kvgate: {', '.join(gate_names())}")
+        return parse_gate(path.read_text(encoding="utf-8"), path.stem)
+    if str(name_or_path) not in gate_names():
+        raise ValueError(f"gate {name_or_path!r}: unknown; use one of {', '.join(gate_names())} or a .yaml file")
+    text = (files("kvgate") / "configs" / "gates" / f"{name_or_path}.yaml").read_text(encoding="utf-8")
+    return parse_gate(text, str(name_or_path))
+
+
+def parse_gate(text: str, source: str) -> Gate:
+    """A gate from YAML text; ``source`` names it in errors."""
+    try:
+        raw = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"gate {source}: not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(raw, dict):
+        raise ValueError(f"gate {source}: a mapping of fields is needed, got {type(raw).__name__}")
+    values = {"name": source, **raw}
+    _known(values, Gate, f"gate {source}: ")
+    for missing in ("m_suite", "m_slice"):
+        if missing not in values:
+            raise ValueError(f"gate {source}: {missing} is missing; give the largest loss you accept, for example 0.03")
+    values["suites"] = _suite_rules(values.get("suites") or {}, source)
+    if "slice_by" in values:
+        values["slice_by"] = _slice_by(values["slice_by"], source)
+    for spec in fields(Gate):
+        if spec.name in values:
+            values[spec.name] = _typed(values[spec.name], str(spec.type), f"gate {source}: {spec.name}")
+    return Gate(**values)
+
+
+def with_margins(gate: Gate, m_suite: float, m_slice: float) -> Gate:
+    """The same gate with other margins, checked again."""
+    return replace(gate, m_suite=m_suite, m_slice=m_slice)
+
+
+def _suite_rules(raw: object, source: str) -> dict[str, SuiteRule]:
+    if not isinstance(raw, dict):
+        raise ValueError(f"gate {source}: suites is {raw!r}; map suite names to their rules")
+    rules = {}
+    for suite, rule in raw.items():
+        where = f"gate {source}: suites.{suite}"
+        if not isinstance(rule, dict):
+            raise ValueError(f"{where} is {rule!r}; give a mapping with a reason")
+        _known(rule, SuiteRule, f"{where}.")
+        if not isinstance(rule.get("reason"), str):
+            raise ValueError(f"{where}.reason is missing; say why the suite differs")
+        numbers = {key: _typed(value, "float", f"{where}.{key}") for key, value in rule.items() if key != "reason"}
+        rules[str(suite)] = SuiteRule(reason=rule["reason"], **numbers)
+    return rules
+
+
+def _slice_by(raw: object, source: str) -> tuple[SliceKey, ...]:
+    known = get_args(SliceKey)
+    if not isinstance(raw, list) or any(key not in known for key in raw) or len(set(raw)) != len(raw):
+        raise ValueError(f"gate {source}: slice_by is {raw!r}; list some of {', '.join(known)}, each once")
+    return tuple(raw)
+
+
+def _known(values: Mapping[str, Any], kind: type[Gate] | type[SuiteRule], where: str) -> None:
+    names = [spec.name for spec in fields(kind)]
+    for key in values:
+        if key not in names:
+            raise ValueError(f"{where}{key} is not a field; known: {', '.join(names)}")
+
+
+def _typed(value: Any, kind: str, where: str) -> Any:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind == "float":
+        if not number or not math.isfinite(value):
+            raise ValueError(f"{where} is {value!r}; give a finite number")
+        return float(value)
+    if kind == "int" and (not number or value != int(value)):
+        raise ValueError(f"{where} is {value!r}; give a whole number")
+    if kind == "bool" and not isinstance(value, bool):
+        raise ValueError(f"{where} is {value!r}; give true or false")
+    if kind == "str" and (not isinstance(value, str) or not value):
+        raise ValueError(f"{where} is {value!r}; give a name")
+    return int(value) if kind == "int" else value
+
+
+def _check_fractions(gate: Gate) -> None:
+    limits = {
+        "alpha": (0.0, 0.2, "a chance of error of at most 0.2, usually 0.05"),
+        "floor_confidence": (0.5, 1.0, "a confidence above 0.5 and below 1, usually 0.95"),
+        "slice_alarm": (0.0, 1.0000001, "a loss above 0 and at most 1"),
+        "length_drift": (0.0, 1.0, "a relative difference above 0 and below 1, usually 0.1"),
+    }
+    for name, (low, high, remedy) in limits.items():
+        value = getattr(gate, name)
+        if not low < value < high + (1e-12 if name == "alpha" else 0.0):
+            raise ValueError(f"gate {gate.name}: {name} is {value}; give {remedy}")
+    for name in ("max_excluded", "canary_fraction"):
+        value = getattr(gate, name)
+        if not 0.0 <= value < 1.0:
+            raise ValueError(f"gate {gate.name}: {name} is {value}; give a share of at least 0 and below 1")
+
+
+def _check_counts(gate: Gate) -> None:
+    for name in ("min_items", "min_clusters", "min_slice_items", "depth_bins", "alarm_clusters"):
+        if getattr(gate, name) < 1:
+            raise ValueError(f"gate {gate.name}: {name} is {getattr(gate, name)}; give at least 1")
+    if gate.shadow_only and gate.canary_fraction > 0.0:
+        raise ValueError(
+            f"gate {gate.name}: canary_fraction is {gate.canary_fraction} although shadow_only is true; set it to 0"
+        )
+
+
+def _check_margins(gate: Gate, m_suite: float, m_slice: float, floor: float, where: str) -> None:
+    start = f"gate {gate.name}: {where}"
+    if not 0.0 < m_suite < 1.0:
+        raise ValueError(f"{start}m_suite is {m_suite}; give an accepted loss above 0 and below 1, for example 0.03")
+    if not m_suite <= m_slice < 1.0:
+        raise ValueError(
+            f"{start}m_slice is {m_slice}; it must be at least m_suite ({m_suite}) and below 1, since a slice has "
+            "fewer items than its suite"
+        )
+    if not 0.0 < floor < 1.0:
+        raise ValueError(f"{start}floor is {floor}; give a mean score above 0 and below 1, usually 0.6")
+    if m_slice >= floor:
+        raise ValueError(
+            f"{start}m_slice is {m_slice}, not below the floor of {floor}: a policy that gets nothing right could "
+            "pass; lower the margin or raise the floor"
+        )
