@@ -7,14 +7,40 @@ tensors are float32, float16 or bfloat16, K, V and queries alike; fp8 and learne
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
-from kvgate.kernels import checks, torch_ops, torch_pages, torch_prefill
-from kvgate.kernels.types import Attention, Backend, PagedKV, Rules
+from kvgate.kernels import checks, torch_ops, torch_pages
+from kvgate.kernels.types import Attention, Backend, PagedKV, Pools, Rules
+
+
+class _AttentionBackend(Protocol):
+    def decode(
+        self, q_RQD: Tensor, cache: PagedKV, query_position_R: Tensor, rules: Rules, want_mass: bool
+    ) -> Attention: ...
+    def extend(
+        self,
+        q_TQD: Tensor,
+        cache: PagedKV,
+        query_position_T: Tensor,
+        row_start: list[int],
+        rules: Rules,
+        want_mass: bool,
+    ) -> Attention: ...
+    def prefill(self, q_TQD: Tensor, k_THD: Tensor, v_THD: Tensor, rules: Rules, want_mass: bool) -> Attention: ...
+
+
+class _PagesBackend(Protocol):
+    def append(self, k_THD: Tensor, v_THD: Tensor, position_T: Tensor, slots_TH: Tensor, pools: Pools) -> None: ...
+    def copy_slots(self, src_M: Tensor, dst_M: Tensor, pools: Pools) -> None: ...
+    def copy_pages(self, src: Tensor, dst: Tensor, pools: Pools) -> None: ...
+    def gather(self, ids: Tensor, pools: Pools) -> Pools: ...
+    def scatter(self, ids: Tensor, pages: Pools, pools: Pools) -> None: ...
 
 
 def choose_backend(backend: Backend | None, device: torch.device) -> Backend:
@@ -52,9 +78,7 @@ def decode_attention(
     _check(q_RQD, "q_RQD", cache, query_position_R, rules)
     rows = tables_RHP.shape[0]
     checks.require(q_RQD.shape[0] == rows, f"q_RQD: {q_RQD.shape[0]} rows, the tables have {rows}")
-    if choose_backend(backend, q_RQD.device) == "triton":
-        raise ValueError("backend triton: not there yet")
-    return torch_ops.decode(q_RQD, cache, query_position_R, rules, want_mass)
+    return _attention(backend, q_RQD).decode(q_RQD, cache, query_position_R, rules, want_mass)
 
 
 def extend_attention(
@@ -90,9 +114,7 @@ def extend_attention(
     checks.require(row_start_R1.dtype == torch.int32, f"row_start_R1: dtype {row_start_R1.dtype}, expected torch.int32")
     row_start: list[int] = row_start_R1.tolist()
     checks.row_starts(row_start, tables_RHP.shape[0], q_TQD.shape[0])
-    if choose_backend(backend, q_TQD.device) == "triton":
-        raise ValueError("backend triton: not there yet")
-    return torch_ops.extend(q_TQD, cache, query_position_T, row_start, rules, want_mass)
+    return _attention(backend, q_TQD).extend(q_TQD, cache, query_position_T, row_start, rules, want_mass)
 
 
 def prefill_attention(
@@ -117,9 +139,7 @@ def prefill_attention(
     checks.require(q_TQD.shape[0] == tokens, f"q_TQD: {q_TQD.shape[0]} tokens, k_THD has {tokens}")
     rules = Rules(scale, native_window=native_window, softcap=softcap)
     checks.logits(rules)
-    if choose_backend(backend, q_TQD.device) == "triton":
-        raise ValueError("backend triton: not there yet")
-    return torch_prefill.prefill(q_TQD, k_THD, v_THD, rules, want_mass)
+    return _attention(backend, q_TQD).prefill(q_TQD, k_THD, v_THD, rules, want_mass)
 
 
 def append_kv(
@@ -144,9 +164,7 @@ def append_kv(
     checks.tensor("k_THD", k_THD, (tokens, kv_heads, dim), dtype, device)
     checks.tensor("v_THD", v_THD, (tokens, kv_heads, dim), dtype, device)
     checks.tensor("position_T", position_T, (tokens,), torch.int32, device)
-    if choose_backend(backend, device) == "triton":
-        raise ValueError("backend triton: not there yet")
-    torch_pages.append(k_THD, v_THD, position_T, slots_TH, (k_pool_NSD, v_pool_NSD, positions_NS))
+    _pages(backend, positions_NS).append(k_THD, v_THD, position_T, slots_TH, (k_pool_NSD, v_pool_NSD, positions_NS))
 
 
 def copy_slots(
@@ -163,9 +181,7 @@ def copy_slots(
     checks.slots("src_M", src_M, (src_M.numel(),), positions_NS)
     checks.slots("dst_M", dst_M, (dst_M.numel(),), positions_NS)
     checks.distinct(src_M, dst_M)
-    if choose_backend(backend, k_pool_NSD.device) == "triton":
-        raise ValueError("backend triton: not there yet")
-    torch_pages.copy_slots(src_M, dst_M, (k_pool_NSD, v_pool_NSD, positions_NS))
+    _pages(backend, positions_NS).copy_slots(src_M, dst_M, (k_pool_NSD, v_pool_NSD, positions_NS))
 
 
 def copy_pages(
@@ -183,9 +199,7 @@ def copy_pages(
     checks.page_ids("src_ids", src_ids, pages, device)
     checks.page_ids("dst_ids", dst_ids, pages, device)
     checks.distinct(src_ids, dst_ids)
-    if choose_backend(backend, device) == "triton":
-        raise ValueError("backend triton: not there yet")
-    torch_pages.copy_pages(src_ids, dst_ids, (k_pool_NSD, v_pool_NSD, positions_NS))
+    _pages(backend, positions_NS).copy_pages(src_ids, dst_ids, (k_pool_NSD, v_pool_NSD, positions_NS))
 
 
 def gather_pages(
@@ -197,9 +211,7 @@ def gather_pages(
     """
     checks.pools(k_pool_NSD, v_pool_NSD, positions_NS)
     checks.page_ids("ids", ids, k_pool_NSD.shape[0], k_pool_NSD.device)
-    if choose_backend(backend, k_pool_NSD.device) == "triton":
-        raise ValueError("backend triton: not there yet")
-    k, v, positions = torch_pages.gather(ids, (k_pool_NSD, v_pool_NSD, positions_NS))
+    k, v, positions = _pages(backend, positions_NS).gather(ids, (k_pool_NSD, v_pool_NSD, positions_NS))
     return _to_host(k), _to_host(v), _to_host(positions)
 
 
@@ -222,9 +234,30 @@ def scatter_pages(
     checks.tensor("k_MSD", k_MSD, (count, size, dim), k_pool_NSD.dtype, k_MSD.device)
     checks.tensor("v_MSD", v_MSD, (count, size, dim), k_pool_NSD.dtype, k_MSD.device)
     checks.tensor("positions_MS", positions_MS, (count, size), torch.int32, k_MSD.device)
-    if choose_backend(backend, k_pool_NSD.device) == "triton":
-        raise ValueError("backend triton: not there yet")
-    torch_pages.scatter(ids, (k_MSD, v_MSD, positions_MS), (k_pool_NSD, v_pool_NSD, positions_NS))
+    _pages(backend, positions_NS).scatter(ids, (k_MSD, v_MSD, positions_MS), (k_pool_NSD, v_pool_NSD, positions_NS))
+
+
+def _attention(backend: Backend | None, like: Tensor) -> _AttentionBackend:
+    """The module that answers; Triton is imported only where it is used."""
+    if choose_backend(backend, like.device) == "torch":
+        return cast(_AttentionBackend, torch_ops)
+    _require_triton(like)
+    return cast(_AttentionBackend, importlib.import_module("kvgate.kernels.triton_ops"))
+
+
+def _pages(backend: Backend | None, like: Tensor) -> _PagesBackend:
+    if choose_backend(backend, like.device) == "torch":
+        return cast(_PagesBackend, torch_pages)
+    _require_triton(like)
+    return cast(_PagesBackend, importlib.import_module("kvgate.kernels.triton_pages"))
+
+
+def _require_triton(like: Tensor) -> None:
+    found = importlib.util.find_spec("triton") is not None
+    checks.require(found, "backend triton: triton is not installed: install it or use backend torch")
+    if like.device.type != "cuda":
+        interpreted = importlib.import_module("triton.knobs").runtime.interpret
+        checks.require(interpreted, "backend triton: CPU tensors need TRITON_INTERPRET=1 before Python starts")
 
 
 def _to_host(value: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvgate.kernels.torch_prefill import prefill as prefill
 from kvgate.kernels.types import Attention, PagedKV, Rules
 
 _CHUNK_BYTES = 1 << 22  # of gathered K per chunk of rows: stays in the last-level cache

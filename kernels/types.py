@@ -24,6 +24,7 @@ from typing import Literal
 from torch import Tensor
 
 Backend = Literal["torch", "triton"]
+Pools = tuple[Tensor, Tensor, Tensor]  # k_pool_NSD, v_pool_NSD, positions_NS
 MAX_PAGE_SIZE = 32
 
 

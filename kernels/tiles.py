@@ -1,0 +1,56 @@
+"""Tile shapes of the Triton kernels: the only place that chooses them, so the compile gate can list them all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["decode", "short", "long"]  # one tile of 16 query rows, one of 64, or many tiles and no splits
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """block_m query rows (tokens x G), block_n slots; split: slots of one split, 0 for none."""
+
+    block_m: int
+    block_n: int
+    block_d: int
+    split: int
+    num_warps: int
+    num_stages: int
+
+
+def power_of_two(value: int) -> int:
+    """The smallest power of two that is at least `value`."""
+    return 1 << max(0, value - 1).bit_length()
+
+
+def kind_of(tokens: int, group: int) -> Kind:
+    """How a row with `tokens` new tokens is attended: by that row alone, so a batch changes no result."""
+    if tokens == 1 or tokens * group <= 16:
+        return "decode"
+    return "short" if tokens * group <= 64 else "long"
+
+
+def attention_tile(kind: Kind, head_dim: int, group: int, element_size: int) -> Tile:
+    """Tile for a kind of row; element_size in bytes. fp32 dots run without tensor cores and need registers."""
+    block_d = max(16, power_of_two(head_dim))
+    wide = element_size == 4
+    if kind == "decode":
+        block_n = 32 if wide or block_d > 128 else 64
+        return Tile(max(16, power_of_two(group)), block_n, block_d, 512, 4, 1)
+    if kind == "short":
+        return Tile(max(64, power_of_two(group)), 32 if wide or block_d > 128 else 64, block_d, 2048, 4, 1)
+    if wide:
+        return Tile(max(32, power_of_two(group)), 32, block_d, 0, 4, 1)
+    block_m = 128 if block_d <= 128 else 64
+    return Tile(
+        max(block_m, power_of_two(group)), 64 if block_d <= 128 else 32, block_d, 0, 8 if block_m == 128 else 4, 2
+    )
+
+
+def mass_tile(head_dim: int, group: int, element_size: int) -> Tile:
+    """Tile of the column mass kernel: block_n columns against block_m query rows at a time."""
+    block_d = max(16, power_of_two(head_dim))
+    small = element_size == 4 or block_d > 128
+    return Tile(max(32 if small else 64, power_of_two(group)), 32 if small else 64, block_d, 0, 4, 1)
