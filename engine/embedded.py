@@ -46,7 +46,9 @@ def check_gguf(path: Path) -> None:
         raise ValueError(f"model 'embedded': {path} is missing; {remedy}")
     found = sha256(path)
     if found != GGUF_SHA256:
-        raise ValueError(f"model 'embedded': {path} is corrupt (sha256 {found[:12]}, expected {GGUF_SHA256[:12]}); {remedy}")
+        raise ValueError(
+            f"model 'embedded': {path} is corrupt (sha256 {found[:12]}, expected {GGUF_SHA256[:12]}); {remedy}"
+        )
 
 
 def sha256(path: Path) -> str:
@@ -66,7 +68,9 @@ def embedded_folder() -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".converting-"))
     except OSError as error:
-        raise ValueError(f"cache folder {folder.parent}: {error.strerror}; set KVGATE_CACHE to a writable folder") from error
+        raise ValueError(
+            f"cache folder {folder.parent}: {error.strerror}; set KVGATE_CACHE to a writable folder"
+        ) from error
     try:
         _convert(source, scratch)
         _publish(scratch, folder)

@@ -365,6 +365,7 @@ class Tables:
         words = np.concatenate([np.where(partial, 0, self.live[sequence, :, :, :width]), pack(arriving, size)], -1)
         gone = np.concatenate([~held | partial, np.arange(most) >= fresh_pages[..., None]], -1)
         source = np.broadcast_to(np.arange((width + most) * size), (*fresh_pages.shape, (width + most) * size)).copy()
+        source[..., width * size :] = 0
         source[..., width * size :][arriving] = np.broadcast_to(np.arange(width * size), leaving.shape)[leaving]
         order = np.argsort(gone, axis=-1, stable=True)
         counts = (~gone).sum(-1)

@@ -135,6 +135,7 @@ class TablesMachine(RuleBasedStateMachine):
     def _check_source(self, sequence: int, before: np.ndarray, moved: Moved) -> None:
         live = self.tables.live_slots(sequence)
         assert moved.source.shape == live.shape
+        assert moved.source.max(initial=0) < before.shape[-1], "a slot that is not live points outside the old table"
         assert np.array_equal(np.take_along_axis(before, moved.source, -1)[live], self._mapped(sequence)[live])
 
     def _shown(self, sequence: int, keep: np.ndarray) -> dict[tuple[int, int], set[int]]:

@@ -1,0 +1,261 @@
+"""The engine: exact prefill into pages, forks, eviction by a policy, and steps over any number of rows at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kvgate.compressors.evidence import Evidence, Span
+from kvgate.compressors.policy import Need, Policy
+from kvgate.engine.attention import PagedCache, Step
+from kvgate.engine.models import LoadedModel, forward_argument
+from kvgate.engine.sequence import Sequence
+from kvgate.engine.steps import StepBuilder
+from kvgate.engine.store import PageStore
+from kvgate.kernels.types import Backend
+from kvgate.lifecycle.pool import OutOfPages, PagePool
+from kvgate.lifecycle.tables import Geometry, Moved, Tables
+
+DEFAULT_PAGE_SIZE = 16
+OBSERVED_QUERIES = 32  # SnapKV's observation window (Li et al. 2024, section 5.1)
+
+
+class Engine:
+    """Owns one model's pages.
+
+    Args:
+        loaded: from :func:`kvgate.engine.models.load_model`.
+        pages: pool size. ``page_size``: token slots of a page.
+        prefill_chunk: most tokens of one prefill step.
+        backend: force "torch" or "triton".
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        pages: int,
+        page_size: int = DEFAULT_PAGE_SIZE,
+        prefill_chunk: int = 2048,
+        backend: Backend | None = None,
+    ) -> None:
+        self.info = loaded.info
+        self._module = loaded.module
+        self._cache_argument = forward_argument(loaded.module)
+        self._chunk = prefill_chunk
+        geometry = Geometry(self.info.layers, self.info.kv_heads, page_size)
+        self.tables = Tables(PagePool(pages), geometry)
+        parameter = next(loaded.module.parameters())
+        self.store = PageStore(self.tables, self.info.head_dim, parameter.dtype, parameter.device, backend)
+        self._builder = StepBuilder(loaded.module, self.tables, self.store, self.info.native_windows)
+
+    # -- sequences ------------------------------------------------------------------------------------------------
+
+    def prefill(
+        self, tokens: Several[int], *, needs: frozenset[Need] = frozenset(), protected: tuple[Span, ...] = ()
+    ) -> tuple[Sequence, Tensor]:
+        """An exact sequence over ``tokens`` and the logits fp32 ``[V]`` after the last one.
+
+        ``needs``: evidence to collect for the policies that will be applied to forks of it.
+        """
+        if not tokens:
+            raise ValueError("prompt: has no tokens")
+        if len(tokens) > self.info.max_positions:
+            raise ValueError(
+                f"prompt: {len(tokens)} tokens, but the model has {self.info.max_positions} positions; shorten the item"
+            )
+        row = Sequence(self.tables.create(), protected=protected, collect=needs)
+        try:
+            for first in range(0, len(tokens), self._chunk):
+                logits = self.extend([row], [tokens[first : first + self._chunk]])
+        except BaseException:
+            self.release(row)
+            raise
+        return row, logits[0]
+
+    def fork(self, parent: Sequence, policy: Policy | None = None) -> Sequence:
+        """A row that shares ``parent``'s pages, under ``policy`` from now on (None: the parent's own)."""
+        child = replace(parent, id=self.tables.fork(parent.id))
+        if policy is not None:
+            child.policy, child.collect = policy, policy.needs
+        child.mass = parent.mass.clone() if parent.mass is not None and child.needs("mass") else None
+        return child
+
+    def release(self, row: Sequence) -> None:
+        """Give the row's pages back. Releasing twice raises."""
+        self.tables.release(row.id)
+        row.released = True
+        row.mass = row.queries = None
+
+    def resident_pages(self, row: Sequence) -> int:
+        """Pages the row references, as if it ran alone."""
+        return int(self.tables.counts[row.id].sum())
+
+    def live_tokens(self, row: Sequence) -> int:
+        """Live slots, summed over layers and kv heads."""
+        return int(self.tables.live_counts(row.id).sum())
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def extend(self, rows: Several[Sequence], tokens: Several[Several[int]], *, every: bool = False) -> Tensor:
+        """Feed new tokens to each row in one forward pass, then let each row's policy evict.
+
+        Returns fp32 logits ``[R, V]`` after each row's last token, or with ``every`` ``[T, V]`` after every token.
+        """
+        counts = [len(part) for part in tokens]
+        self._refuse_overflow(rows, counts)
+        order = sorted(range(len(rows)), key=lambda index: rows[index].needs("mass"))
+        ordered = [rows[index] for index in order]
+        sizes = [counts[index] for index in order]
+        ids = [token for index in order for token in tokens[index]]
+        fresh = len(rows) == 1 and rows[0].length == 0 and self.tables.counts[rows[0].id].max() == 0
+        placed = self.tables.append([row.id for row in ordered], sizes, [row.length for row in ordered])
+        self.store.carry_out(placed)
+        step = self._builder.build(ordered, sizes, placed.slots, fresh=fresh)
+        ends = np.cumsum(sizes)
+        wanted = torch.arange(ends[-1]) if every else torch.from_numpy(ends - 1)
+        logits = self._forward(ids, step, wanted)
+        self._account(ordered, sizes, step)
+        for row in ordered:
+            self.settle(row)
+        return logits[self._places(order, sizes) if every else torch.tensor(np.argsort(order))]
+
+    def settle(self, row: Sequence) -> None:
+        """Free what the model itself no longer attends, then what the row's policy drops."""
+        self._drop_native(row)
+        if row.policy is None or int(self.tables.live_counts(row.id).max()) <= row.policy.budget:
+            return
+        self.evict(row)
+
+    def evict(self, row: Sequence, *, compact: bool = False) -> None:
+        """Ask the row's policy what stays, and free the rest. ``compact`` gathers what is left into fewer pages."""
+        assert row.policy is not None, "the exact run has no policy to ask"
+        evidence = self.evidence(row)
+        keep = row.policy.decide(evidence)
+        row.state = keep.state
+        slots = keep.slots.cpu().numpy()
+        gone = int((evidence.live & ~keep.slots).sum())
+        if gone:
+            row.evicted += gone
+            row.tainted = True
+            if row.mass is not None:
+                row.mass[..., : slots.shape[-1]] *= keep.slots
+            self._follow(row, self.tables.retain(row.id, slots))
+        if compact:
+            self.compact(row)
+        counts = self.tables.live_counts(row.id)
+        assert int(counts.max()) <= row.policy.budget, f"{row.policy.name} left {counts.max()} tokens live"
+
+    def compact(self, row: Sequence) -> None:
+        """Gather the live slots of partly live pages, as far as the pool has room for the copies."""
+        try:
+            self._follow(row, self.tables.compact(row.id))
+        except OutOfPages:
+            return  # held slots are reported as held
+
+    def evidence(self, row: Sequence) -> Evidence:
+        """What the row's policy may look at."""
+        width = self.tables.width([row.id])
+        pages = self.tables.pages[row.id, :, :, :width]
+        positions = self.tables.positions[pages].reshape(*pages.shape[:2], -1)
+        return Evidence(
+            positions=torch.from_numpy(positions).to(self.store.device),
+            live=torch.from_numpy(self.tables.live_slots(row.id)).to(self.store.device),
+            length=row.length,
+            protected=row.protected,
+            mass=row.mass[..., : positions.shape[-1]] if row.mass is not None else None,
+            queries=row.queries,
+            keys=(lambda: self.store.gather(self.store.k, pages)) if row.needs("keys") else None,
+            values=(lambda: self.store.gather(self.store.v, pages)) if row.needs("values") else None,
+            state=row.state,
+        )
+
+    # -- internals ------------------------------------------------------------------------------------------------
+
+    def _forward(self, ids: list[int], step: Step, wanted: Tensor) -> Tensor:
+        device = self.store.device
+        output = self._module(
+            input_ids=torch.tensor([ids], device=device),
+            position_ids=step.position_T[None].long(),
+            use_cache=True,
+            logits_to_keep=wanted.to(device),
+            kvgate_step=step,
+            **{self._cache_argument: PagedCache(step)},
+        )
+        logits: Tensor = output.logits[0].float()
+        return logits
+
+    def _account(self, rows: Several[Sequence], counts: Several[int], step: Step) -> None:
+        """Add what the step showed to each row's evidence."""
+        massed = [row for row in rows if row.needs("mass")]
+        if massed:
+            found = torch.stack([layer[-1] for layer in step.mass], dim=1).flatten(3)
+            for row, mass in zip(massed, found, strict=True):
+                self._add_mass(row, mass)
+        queries = torch.stack(step.queries) if step.observe else None
+        at = 0
+        for row, count in zip(rows, counts, strict=True):
+            if queries is not None and row.needs("queries"):
+                latest = queries[:, at : at + count].transpose(1, 2)
+                seen = latest if row.queries is None else torch.cat((row.queries, latest), dim=2)
+                row.queries = seen[:, :, -OBSERVED_QUERIES:]
+            row.length += count
+            at += count
+
+    def _add_mass(self, row: Sequence, mass: Tensor) -> None:
+        """``mass`` ``[L, H, slots]`` of this step, onto what the row has."""
+        width = self.tables.width([row.id]) * self.tables.geometry.page_size
+        if row.mass is None or row.mass.shape[-1] < width:
+            grown = mass.new_zeros((*mass.shape[:2], width + width // 4))
+            if row.mass is not None:
+                grown[..., : row.mass.shape[-1]] = row.mass
+            row.mass = grown
+        shared = min(width, mass.shape[-1])
+        row.mass[..., :shared] += mass[..., :shared]
+
+    def _follow(self, row: Sequence, moved: Moved | None) -> None:
+        """Do a plan's copies and let the row's mass move with its slots."""
+        if moved is None:
+            return
+        self.store.carry_out(moved)
+        if row.mass is not None:
+            source = torch.from_numpy(moved.source).to(row.mass.device)
+            live = torch.from_numpy(self.tables.live_slots(row.id)).to(row.mass.device)
+            row.mass = row.mass.gather(-1, source) * live
+
+    def _drop_native(self, row: Sequence) -> None:
+        """Lossless: slots behind a layer's declared window will never be attended again."""
+        windows = self.info.native_windows
+        if not any(window and row.length >= window for window in windows):
+            return
+        live = self.tables.live_slots(row.id)
+        pages = self.tables.pages[row.id, :, :, : live.shape[-1] // self.tables.geometry.page_size]
+        positions = self.tables.positions[pages].reshape(live.shape)
+        reach = np.array([row.length - window + 1 if window else 0 for window in windows])
+        keep: NDArray[np.bool_] = live & (positions >= reach[:, None, None])
+        if keep.sum() < live.sum():
+            if row.mass is not None:
+                row.mass[..., : live.shape[-1]] *= torch.from_numpy(keep).to(row.mass.device)
+            self._follow(row, self.tables.retain(row.id, keep))
+
+    def _refuse_overflow(self, rows: Several[Sequence], counts: Several[int]) -> None:
+        for row, count in zip(rows, counts, strict=True):
+            if count == 0:
+                raise ValueError("a row has no new tokens")
+            if row.length + count > self.info.max_positions:
+                raise ValueError(
+                    f"sequence of {row.length + count} tokens: the model has {self.info.max_positions} positions"
+                )
+
+    @staticmethod
+    def _places(order: list[int], sizes: list[int]) -> Tensor:
+        """Where the tokens of the caller's rows stand in the ordered step."""
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        at = np.argsort(order)
+        return torch.from_numpy(np.concatenate([np.arange(starts[i], starts[i + 1]) for i in at]))

@@ -1,0 +1,186 @@
+"""Loads a decoder-only model with plain or grouped-query attention, or says by name why it cannot be served."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from kvgate.engine.embedded import EMBEDDED, embedded_folder, sha256
+from kvgate.engine.refusals import refuse_config, refuse_modules
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Models whose rotary embedding turns the two halves of a head against each other, the form `rebase` undoes.
+_HALVES = {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "smollm3", "granite"}
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What the engine and the records need to know of a model.
+
+    Attributes:
+        name: what the user asked for. ``revision``: hub commit or "local".
+        weights_hash: BLAKE2b-128 over names and contents of the weight files (or over the tensors).
+        native_windows: per layer, the sliding window the model itself declares, None for full attention.
+        max_positions: longest sequence the model was made for.
+        stop_ids: end-of-sequence token ids.
+        rotates_halves: whether ``positions: rebased`` is possible.
+    """
+
+    name: str
+    revision: str
+    model_type: str
+    weights_hash: str
+    dtype: str
+    device: str
+    layers: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    native_windows: tuple[int | None, ...]
+    max_positions: int
+    stop_ids: tuple[int, ...]
+    rotates_halves: bool
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready for the engine."""
+
+    module: Any
+    tokenizer: Any
+    info: ModelInfo
+
+
+def load_model(
+    name: str = EMBEDDED, *, dtype: str = "bfloat16", device: str | None = None, revision: str | None = None
+) -> LoadedModel:
+    """Load the embedded model, a local folder or a hub id. ValueError, one line, if it is not there or not servable."""
+    import transformers
+
+    from kvgate.engine.attention import ATTENTION_NAME, register
+
+    register()
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    source = str(embedded_folder()) if name == EMBEDDED else name
+    where: dict[str, Any] = {"pretrained_model_name_or_path": source, "revision": revision}
+    if name == EMBEDDED or Path(source).is_dir():
+        where.pop("revision")
+        _check_folder(Path(source), name)
+    elif source.startswith((".", "/", "~")):
+        raise ValueError(f"model {name!r}: no such folder")
+    try:
+        config = transformers.AutoConfig.from_pretrained(**where)
+        refuse_config(config, name)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
+        module = transformers.AutoModelForCausalLM.from_pretrained(
+            **where, dtype=DTYPES[dtype], attn_implementation=ATTENTION_NAME
+        )
+    except (OSError, KeyError, RuntimeError) as error:
+        raise ValueError(f"model {name!r}: cannot be loaded: {_first_line(error)}") from error
+    revision = getattr(config, "_commit_hash", None) or "local"
+    weights = _hash_folder(Path(source)) if Path(source).is_dir() else _hash_tensors(module)
+    return wrap(module.to(device), tokenizer, name=name, revision=revision, weights_hash=weights)
+
+
+def wrap(
+    module: Any, tokenizer: Any, *, name: str, revision: str = "local", weights_hash: str | None = None
+) -> LoadedModel:
+    """A module that is already in memory (tests, notebooks). ValueError if it cannot be served."""
+    from kvgate.engine.attention import ATTENTION_NAME, register
+
+    register()
+    refuse_config(module.config, name)
+    refuse_modules(module, name)
+    module.eval()
+    module.set_attn_implementation(ATTENTION_NAME)
+    return LoadedModel(
+        module, tokenizer, _info(module, tokenizer, name, revision, weights_hash or _hash_tensors(module))
+    )
+
+
+def _info(module: Any, tokenizer: Any, name: str, revision: str, weights_hash: str) -> ModelInfo:
+    config = module.config.get_text_config()
+    heads = config.num_attention_heads
+    parameter = next(module.parameters())
+    return ModelInfo(
+        name=name,
+        revision=revision,
+        model_type=config.model_type,
+        weights_hash=weights_hash,
+        dtype=str(parameter.dtype).removeprefix("torch."),
+        device=parameter.device.type,
+        layers=config.num_hidden_layers,
+        query_heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        native_windows=native_windows(config),
+        max_positions=_max_positions(config),
+        stop_ids=_stop_ids(module, tokenizer),
+        rotates_halves=config.model_type in _HALVES,
+    )
+
+
+def native_windows(config: Any) -> tuple[int | None, ...]:
+    """Per layer, the declared sliding window, None for full attention."""
+    layers = int(config.num_hidden_layers)
+    window = getattr(config, "sliding_window", None)
+    if not window or getattr(config, "use_sliding_window", True) is False:
+        return (None,) * layers
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * layers
+    found: tuple[int | None, ...] = tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    return found
+
+
+def forward_argument(module: nn.Module) -> str:
+    """Name of the cache argument: transformers 5.24 renamed it."""
+    return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
+
+
+def _max_positions(config: Any) -> int:
+    """Longrope switches its frequencies beyond the original length, under keys that are already cached: stop there."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    original = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+    if rope.get("rope_type") == "longrope" and original:
+        return int(original)
+    return int(config.max_position_embeddings)
+
+
+def _stop_ids(module: Any, tokenizer: Any) -> tuple[int, ...]:
+    found: set[int] = set()
+    for value in (getattr(module.generation_config, "eos_token_id", None), getattr(tokenizer, "eos_token_id", None)):
+        found.update([value] if isinstance(value, int) else value or ())
+    return tuple(sorted(found))
+
+
+def _check_folder(folder: Path, name: str) -> None:
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"model {name!r}: {folder} has no config.json; give a folder saved by save_pretrained")
+    if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
+        raise ValueError(f"model {name!r}: {folder} has no weights (*.safetensors)")
+
+
+def _hash_folder(folder: Path) -> str:
+    total = hashlib.blake2b(digest_size=16)
+    for file in sorted([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin"), folder / "config.json"]):
+        total.update(f"{file.name} {sha256(file)}\n".encode())
+    return total.hexdigest()
+
+
+def _hash_tensors(module: nn.Module) -> str:
+    total = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(module.state_dict().items()):
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        total.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,109 @@
+"""Builds a :class:`Step` from sequences and planned slots: the tensors the kernels read. Touches no page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kvgate.compressors.policy import Bounds
+from kvgate.engine.attention import Rows, Step
+from kvgate.engine.rebase import Rebase, find_rotary
+from kvgate.engine.sequence import Sequence
+from kvgate.engine.store import PageStore
+from kvgate.lifecycle.tables import Tables
+
+
+class StepBuilder:
+    """Knows the model's shape and where the tensors are."""
+
+    def __init__(self, module: Any, tables: Tables, store: PageStore, native_windows: tuple[int | None, ...]) -> None:
+        self._module = module
+        self._tables = tables
+        self._store = store
+        self._native = native_windows
+        kinds = getattr(module.config.get_text_config(), "layer_types", None)
+        self._layer_types = tuple(kinds) if kinds else None
+
+    def build(self, rows: Several[Sequence], counts: Several[int], slots: NDArray[np.int64], *, fresh: bool) -> Step:
+        """``rows`` ordered with those that want mass last; ``counts`` new tokens each; ``slots`` ``[T, L, H]``.
+
+        The tables already hold the new tokens; the sequences' lengths do not count them yet.
+        """
+        positions = [np.arange(row.length, row.length + count) for row, count in zip(rows, counts, strict=True)]
+        bounds = [row.policy.bounds(row.protected) if row.policy else None for row in rows]
+        lower = [
+            np.zeros_like(where) if bound is None else bound.lower(where)
+            for where, bound in zip(positions, bounds, strict=True)
+        ]
+        split = sum(not row.needs("mass") for row in rows)
+        ends = np.concatenate([[0], np.cumsum(counts)])
+        parts = [
+            self._part(rows[a:b], bounds[a:b], ends[a : b + 1], counts[a:b], want_mass=mass)
+            for a, b, mass in ((0, split, False), (split, len(rows), True))
+            if b > a
+        ]
+        return Step(
+            store=self._store,
+            slots_LTH=self._tensor(np.ascontiguousarray(np.moveaxis(slots, 1, 0))),
+            position_T=self._tensor(np.concatenate(positions).astype(np.int32)),
+            lower_T=self._tensor(np.concatenate(lower).astype(np.int32)) if any(bounds) else None,
+            parts=tuple(parts),
+            native_windows=self._native,
+            layer_types=self._layer_types,
+            fresh=fresh,
+            rebase=self._rebase(bounds, lower),
+            observe=any(row.needs("queries") for row in rows),
+        )
+
+    def _part(
+        self,
+        rows: Several[Sequence],
+        bounds: Several[Bounds | None],
+        ends: NDArray[np.int64],
+        counts: Several[int],
+        *,
+        want_mass: bool,
+    ) -> Rows:
+        ids = [row.id for row in rows]
+        width = self._tables.width(ids)
+        sink_ends = [bound.rebased_sinks if bound else 0 for bound in bounds]
+        return Rows(
+            tables_LRHP=self._layers_first(self._tables.pages[ids, :, :, :width]),
+            live_LRHP=self._layers_first(self._tables.live[ids, :, :, :width].view(np.int32)),
+            counts_LRH=self._layers_first(self._tables.counts[ids]),
+            row_start_R1=torch.from_numpy((ends - ends[0]).astype(np.int32)),
+            exempt_RE2=self._exempt(bounds),
+            sink_end_R=self._tensor(np.asarray(sink_ends, np.int32)) if any(sink_ends) else None,
+            first_token=int(ends[0]),
+            last_token=int(ends[-1]),
+            single=all(count == 1 for count in counts),
+            want_mass=want_mass,
+        )
+
+    def _exempt(self, bounds: Several[Bounds | None]) -> Tensor | None:
+        most = max(len(bound.exempt) if bound else 0 for bound in bounds)
+        if most == 0:
+            return None
+        spans = np.zeros((len(bounds), most, 2), np.int32)
+        for row, bound in enumerate(bounds):
+            for index, span in enumerate(bound.exempt if bound else ()):
+                spans[row, index] = span.start, span.end
+        return self._tensor(spans)
+
+    def _rebase(self, bounds: Several[Bounds | None], lower: Several[NDArray[np.int64]]) -> Rebase | None:
+        ends = [bound.rebased_sinks if bound else 0 for bound in bounds]
+        if not any(ends):
+            return None
+        shift = [np.maximum(low - end, 0) if end else np.zeros_like(low) for low, end in zip(lower, ends, strict=True)]
+        return Rebase(find_rotary(self._module), self._tensor(np.concatenate(shift)), self._store.k[:1, 0])
+
+    def _layers_first(self, array: NDArray[Any]) -> Tensor:
+        return self._tensor(np.ascontiguousarray(np.moveaxis(array, 1, 0)))
+
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(self._store.device)
