@@ -1,0 +1,109 @@
+"""One normaliser, word boundaries, and nothing that ever leaves [0, 1]."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvgate.evals.items import Exact
+from kvgate.evals.scoring import first_line, normalise, score_choice, score_exact
+
+WORDS = st.text("abcdefgh", min_size=1, max_size=6)
+NUMBERS = st.integers(0, 10**9)
+
+
+def right(answer: str, *accept: str, match: str = "word") -> bool:
+    return score_exact(answer, Exact(accept, match)) == 1.0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "answer, accept",
+    [
+        (" 1234567.", "1234567"),
+        ("It is 1,234,567, I think", "1234567"),
+        ("NEW YORK!", "new york"),
+        ("\n\n  Paris\nLondon", "paris"),
+        ("（Ｐａｒｉｓ）", "Paris"),
+        ('"amber-lantern"', "amber-lantern"),
+        ("fold_marker(x)", "fold_marker"),
+        ("the value is \u22125", "-5"),
+        ("x=3.14.", "3.14"),
+        ("...", "..."),
+    ],
+)
+def test_accepts(answer: str, accept: str) -> None:
+    assert right(answer, accept)
+
+
+@pytest.mark.parametrize(
+    "answer, accept",
+    [
+        ("12345678", "1234567"),
+        ("01234567", "1234567"),
+        ("1234567a", "1234567"),
+        ("1234567.5", "1234567"),
+        ("-5", "5"),
+        ("category", "cat"),
+        ("fold_marker_2", "fold_marker"),
+        ("new old york", "new york"),
+        ("London\nParis", "Paris"),
+        ("1,234,567,890", "1234567"),
+        ("12,34,567", "1234567"),
+        ("", "Paris"),
+        ("", "..."),
+    ],
+)
+def test_refuses(answer: str, accept: str) -> None:
+    assert not right(answer, accept)
+
+
+def test_first_wants_the_answer_at_the_start() -> None:
+    assert right("42 or 43", "42", match="first")
+    assert not right("43 or 42", "42", match="first")
+    assert right("43 or 42", "42")
+
+
+def test_any_accepted_answer_is_enough() -> None:
+    assert right("the big apple", "New York", "Big Apple")
+
+
+def test_first_line_skips_blank_lines() -> None:
+    assert first_line("\n \n a b \n c") == "a b"
+    assert first_line(" \n") == ""
+
+
+@given(NUMBERS, NUMBERS)
+def test_a_number_matches_only_itself(said: int, wanted: int) -> None:
+    assert right(f"The answer is {said}.", str(wanted)) == (said == wanted)
+
+
+@given(NUMBERS)
+def test_digit_groups_change_nothing(value: int) -> None:
+    assert normalise(f"{value:,}") == normalise(str(value))
+
+
+@given(st.lists(WORDS, min_size=1, max_size=8), st.lists(WORDS, min_size=1, max_size=3))
+def test_word_match_is_a_run_of_whole_words(said: list[str], wanted: list[str]) -> None:
+    runs = [said[start : start + len(wanted)] for start in range(len(said))]
+    assert right(" ".join(said), " ".join(wanted)) == (wanted in runs)
+
+
+@given(st.text(max_size=60), st.text(max_size=20))
+def test_never_raises_and_stays_binary(answer: str, accept: str) -> None:
+    for match in ("word", "first"):
+        assert score_exact(answer, Exact((accept,), match)) in (0.0, 1.0)  # type: ignore[arg-type]
+
+
+@given(st.text(max_size=60))
+def test_normalising_twice_changes_nothing(text: str) -> None:
+    once = normalise(text)
+    assert normalise(" ".join(once)) == once
+
+
+def test_choice_wants_the_strictly_likeliest() -> None:
+    assert score_choice([-1.0, -2.0], 0) == 1.0
+    assert score_choice([-1.0, -2.0], 1) == 0.0
+    assert score_choice([-1.0, -1.0], 0) == 0.0
+    assert score_choice([math.nan, -1.0], 1) == 0.0
+    assert score_choice([math.nan, math.nan], 0) == 0.0
