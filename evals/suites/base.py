@@ -1,0 +1,127 @@
+"""What a suite is, and the catalog.
+
+To add one: write a class like those beside this file and name it, either as ``module:Class`` in a plan or under the entry
+point group ``kvgate.suites``. Nothing else needs an edit.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from kvgate.evals.chat import Tokens
+from kvgate.evals.items import Item, Protocol
+
+DEFAULT_COUNTS: Mapping[int, int] = {512: 5, 1024: 5, 2048: 1}
+DEFAULT_DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to build.
+
+    Attributes:
+        counts: nominal context length in tokens -> items per task at that length.
+        depths: where the evidence may stand, 0 = start, 1 = end; dealt out in turn, starting at another one for each task.
+        seed: same seed, same tokenizer, same sources: same items.
+        tasks: task names; empty means the suite's default ones.
+        options: the suite's own options; an unknown one is an error.
+    """
+
+    counts: Mapping[int, int] = field(default_factory=lambda: dict(DEFAULT_COUNTS))
+    depths: tuple[float, ...] = DEFAULT_DEPTHS
+    seed: int = 0
+    tasks: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for length, count in self.counts.items():
+            if length < 64:
+                raise ValueError(f"suite lengths: {length} is too short; use at least 64 tokens")
+            if count < 0:
+                raise ValueError(f"suite counts: {count} items at length {length}; use 0 or more")
+        if not self.depths or any(not 0 <= depth <= 1 for depth in self.depths):
+            raise ValueError(f"suite depths: {list(self.depths)}; use numbers from 0 to 1")
+
+
+@dataclass(frozen=True)
+class Spot:
+    """One group of items to make: they may share a context, and then share a cluster."""
+
+    task: str
+    length: int
+    depth: float
+    index: int
+    room: int
+    depths: tuple[float, ...]
+    rng: random.Random
+    options: Mapping[str, Any]
+
+
+class Suite(ABC):
+    """Builds items. Subclasses say what they measure, and make the items of one :class:`Spot` at a time.
+
+    Class attributes:
+        name: catalog name.
+        measures, why_eviction_hurts: one paragraph each, shown by ``kvgate suites``.
+        tasks: task name -> one line about it. ``optional`` ones are built only when asked for by name.
+        floor: score under which the exact run is not competent and no verdict is given.
+        protocol: the default protocol of its items.
+        loose_depths: tasks whose evidence stands where the source has it; the nearest depth asked for names the slice.
+        options: option name -> default.
+    """
+
+    name: ClassVar[str]
+    measures: ClassVar[str]
+    why_eviction_hurts: ClassVar[str]
+    tasks: ClassVar[Mapping[str, str]]
+    optional: ClassVar[frozenset[str]] = frozenset()
+    floor: ClassVar[float] = 0.6
+    protocol: ClassVar[Protocol] = "question_unseen"
+    loose_depths: ClassVar[frozenset[str]] = frozenset()
+    options: ClassVar[Mapping[str, Any]] = {}
+
+    @abstractmethod
+    def make(self, tokens: Tokens, spot: Spot) -> list[Item]:
+        """One to ``spot.room`` items that share ``spot.index`` as their first index. ValueError if the length is too short."""
+
+    def build(self, tokens: Tokens, order: Order) -> list[Item]:
+        """All items of ``order``, by task, then length, then index. Raises ValueError for unknown tasks and options."""
+        options = {**self.options, **_known("option", order.options, self.options, self.name)}
+        items: list[Item] = []
+        for rank, task in enumerate(self.chosen(order.tasks)):
+            for length, count in sorted(order.counts.items()):
+                items.extend(self._slice(tokens, order, options, task, rank, length, count))
+        for item in items:
+            tokens.check(item.context)
+        return items
+
+    def chosen(self, asked: tuple[str, ...]) -> list[str]:
+        """Task names to build, in the suite's own order."""
+        _known("task", {task: None for task in asked}, self.tasks, self.name)
+        return [task for task in self.tasks if (task in asked if asked else task not in self.optional)]
+
+    def _slice(
+        self, tokens: Tokens, order: Order, options: Mapping[str, Any], task: str, rank: int, length: int, count: int
+    ) -> list[Item]:
+        made: list[Item] = []
+        groups = 0
+        while len(made) < count:
+            depth = order.depths[(groups + rank) % len(order.depths)]
+            rng = random.Random(f"{order.seed}/{self.name}/{task}/{length}/{groups}")
+            spot = Spot(task, length, depth, len(made), count - len(made), order.depths, rng, options)
+            group = self.make(tokens, spot)
+            assert 0 < len(group) <= spot.room, f"{self.name}/{task}: {len(group)} items for a room of {spot.room}"
+            made.extend(group)
+            groups += 1
+        return made
+
+
+def _known(what: str, given: Mapping[str, Any], allowed: Iterable[str], suite: str) -> Mapping[str, Any]:
+    for name in given:
+        if name not in allowed:
+            raise ValueError(f"suite {suite}: unknown {what} {name!r}; it has {', '.join(allowed) or 'none'}")
+    return given

@@ -1,0 +1,55 @@
+"""Words that items are made of. Plain ones, so that a small model reads them, and none of them a Python keyword."""
+
+from __future__ import annotations
+
+import random
+
+PEOPLE = tuple(
+    "Alice Amir Anna Boris Bruno Carla Cesar Clara Daniel Dora Edith Elena Emil Farid Felix Flora Frank Greta Gustav "
+    "Hanna Hector Helen Hugo Ines Irene Ivan Jacob Jonas Julia Karim Karla Laura Leon Lydia Marco Marta Milan Mona "
+    "Nadia Nina Nora Oscar Otto Paula Pedro Petra Quentin Ralph Rita Robin Rosa Samir Sarah Simon Sofia Tamara Theo "
+    "Ursula Victor Walter Wanda Xenia Yusuf Zelda".split()
+)
+THINGS = tuple(
+    "anchor apple barrel basket beacon bottle bridge bucket button candle canoe carpet castle cedar chain clock cloud "
+    "copper coral cradle curtain desk diamond drum engine falcon feather fence flute forest fountain garden glacier "
+    "hammer harbor helmet island ivory jacket kettle ladder lantern leather magnet maple marble meadow mirror needle "
+    "ocean orchid oven paddle pepper piano pillow planet pocket puzzle quarry rabbit ribbon river rocket saddle salmon "
+    "shadow silver sparrow spider summit temple ticket tunnel turtle valley velvet violin wagon walnut whistle window".split()
+)
+QUALITIES = tuple(
+    "amber ancient bitter brave bright broken calm clever cold crimson curious dark dusty eager early empty faint fancy "
+    "fierce gentle golden grand green heavy hidden hollow humble icy jolly lazy light little lonely loud lucky mellow "
+    "misty narrow noble odd pale patient plain polite proud purple quick quiet rapid rough round rusty sharp shiny "
+    "silent simple sleepy smooth solid spicy steep stormy sunny swift tall tender tiny vivid warm wild wise young".split()
+)
+
+
+def number(rng: random.Random, digits: int = 7) -> str:
+    """A number whose digits are not all alike and whose first is not 0."""
+    while True:
+        found = str(rng.randrange(10 ** (digits - 1), 10**digits))
+        if len(set(found)) >= min(3, digits):
+            return found
+
+
+def numbers(rng: random.Random, count: int, digits: int = 7) -> list[str]:
+    """Different numbers, none of which begins another."""
+    found: list[str] = []
+    while len(found) < count:
+        new = number(rng, digits)
+        if new not in found:
+            found.append(new)
+    return found
+
+
+def pairs(rng: random.Random, count: int) -> list[tuple[str, str]]:
+    """Different (quality, thing) pairs; no word twice while the lists last."""
+    qualities = rng.sample(QUALITIES, min(count, len(QUALITIES)))
+    things = rng.sample(THINGS, min(count, len(THINGS)))
+    while len(qualities) < count:
+        qualities.append(rng.choice(QUALITIES))
+    while len(things) < count:
+        things.append(rng.choice(THINGS))
+    made = list(zip(qualities, things, strict=True))
+    return made if len(set(made)) == count else pairs(rng, count)

@@ -1,0 +1,222 @@
+"""What holds for every suite: exact lengths, whole evidence, one seed one set of bytes, errors that name the field."""
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvgate.evals.chat import Tokens
+from kvgate.evals.items import Choice, Exact, Item
+from kvgate.evals.suites.base import Order, Suite
+from kvgate.evals.suites.catalog import OWN, catalog, suite_class
+
+COUNTS = {512: 2, 700: 1}
+NAMES = [suite.name for suite in OWN]
+
+
+@pytest.fixture(scope="module")
+def built(tokens: Tokens) -> dict[str, list[Item]]:
+    return {suite.name: suite().build(tokens, Order(counts=COUNTS)) for suite in OWN}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lengths_are_exact(built: dict[str, list[Item]], name: str) -> None:
+    for item in built[name]:
+        assert len(item.context) == item.length
+        assert item.longest > item.length
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_task_and_length_has_its_count(built: dict[str, list[Item]], name: str) -> None:
+    suite = suite_class(name)()
+    for task in suite.chosen(()):
+        for length, count in COUNTS.items():
+            found = [item.index for item in built[name] if (item.task, item.length) == (task, length)]
+            assert found == list(range(count))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_evidence_is_whole(built: dict[str, list[Item]], name: str, chatml: Any) -> None:
+    for item in built[name]:
+        assert item.facts, item.task
+        told = " ".join(chatml.decode(item.context[start:end]) for start, end in item.facts)
+        for turn in item.turns:
+            if isinstance(turn.scoring, Exact):
+                assert turn.scoring.accept[0] in told
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_answer_is_not_in_the_question(built: dict[str, list[Item]], name: str, chatml: Any) -> None:
+    for item in built[name]:
+        for turn in item.turns:
+            if isinstance(turn.scoring, Exact):
+                assert turn.scoring.accept[0] not in chatml.decode(turn.prompt)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_cut_by_its_own_cap(built: dict[str, list[Item]], name: str, tokens: Tokens) -> None:
+    for item in built[name]:
+        for turn in item.turns:
+            if isinstance(turn.scoring, Exact):
+                assert len(tokens.encode(" " + turn.scoring.accept[0])) < turn.max_new_tokens
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_contexts_do_not_share_a_prefix(built: dict[str, list[Item]], name: str) -> None:
+    """No fixed haystack: past the template and the introduction, contexts are different."""
+    starts = {item.context[64:128] for item in built[name]}
+    assert len(starts) == len({item.context_hash for item in built[name]})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_same_seed_same_items(built: dict[str, list[Item]], name: str, chatml: Any) -> None:
+    random.seed(99)
+    again = suite_class(name)().build(Tokens(chatml), Order(counts=COUNTS))
+    assert [item.item_hash for item in again] == [item.item_hash for item in built[name]]
+    other = suite_class(name)().build(Tokens(chatml), Order(counts=COUNTS, seed=1))
+    assert not {item.item_hash for item in other} & {item.item_hash for item in built[name]}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_more_items_keep_the_first_ones(built: dict[str, list[Item]], name: str, tokens: Tokens) -> None:
+    more = suite_class(name)().build(tokens, Order(counts={512: 3}))
+    fewer = [item.item_hash for item in built[name] if item.length == 512]
+    assert [item.item_hash for item in more if item.index < 2] == fewer
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_depth_says_where_the_evidence_is(tokens: Tokens, name: str) -> None:
+    suite = suite_class(name)()
+    tasks = tuple(task for task in suite.chosen(()) if task not in suite.loose_depths)
+    for item in suite.build(tokens, Order(counts={2048: 2}, depths=(0.1, 0.9), tasks=tasks)):
+        last = max(start for start, _ in item.facts) if name == "multi_turn" else item.facts[0][0]
+        assert item.depth is not None
+        assert abs(last / item.length - item.depth) < 0.2, (item.task, item.depth, last)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_documents_itself(name: str) -> None:
+    suite = suite_class(name)
+    assert suite.measures
+    assert suite.why_eviction_hurts
+    assert 0 < suite.floor <= 1
+    assert all(suite.tasks.values())
+
+
+def test_choices_are_different(built: dict[str, list[Item]]) -> None:
+    choices = [turn.scoring for item in built["code"] for turn in item.turns if isinstance(turn.scoring, Choice)]
+    assert choices
+    for choice in choices:
+        assert len(set(choice.candidates)) == 4
+        assert 0 <= choice.gold < 4
+
+
+def test_works_without_a_template(plain: Any) -> None:
+    for suite in OWN:
+        for item in suite().build(Tokens(plain), Order(counts={512: 1})):
+            assert len(item.context) == 512
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_too_short_is_refused(tokens: Tokens, name: str) -> None:
+    with pytest.raises(ValueError, match="ask for"):
+        suite_class(name)().build(tokens, Order(counts={64: 1}))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"tasks": ("nope",)}, "unknown task 'nope'"),
+        ({"options": {"nope": 1}}, "unknown option 'nope'"),
+    ],
+)
+def test_unknown_names_are_refused(tokens: Tokens, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        suite_class("retrieval")().build(tokens, Order(**change))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"counts": {8: 1}}, "8 is too short"),
+        ({"counts": {512: -1}}, "-1 items"),
+        ({"depths": (1.5,)}, "numbers from 0 to 1"),
+        ({"depths": ()}, "numbers from 0 to 1"),
+    ],
+)
+def test_bad_orders_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Order(**change)
+
+
+OUTSIDE = """
+from kvgate.evals.suites.base import Suite
+class Mine(Suite):
+    name = "mine"
+    measures = why_eviction_hurts = "x"
+    tasks = {"t": "x"}
+    def make(self, tokens, spot):
+        return []
+class NotASuite: ...
+"""
+
+
+@pytest.fixture
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "outside_suites.py").write_text(OUTSIDE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_a_suite_from_outside_by_reference(outside: Path) -> None:
+    assert issubclass(suite_class("outside_suites:Mine"), Suite)
+    for reference, message in [
+        ("outside_suites:NotASuite", "not a subclass"),
+        ("outside_suites:Absent", "cannot be imported"),
+        ("no_such_module:Mine", "cannot be imported"),
+        ("no_such_suite", "unknown; known: code"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            suite_class(reference)
+
+
+def test_a_suite_from_outside_by_entry_point(outside: Path) -> None:
+    info = outside / "outside-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[kvgate.suites]\nmine = outside_suites:Mine\n")
+    assert catalog()["mine"].name == "mine"
+    (info / "entry_points.txt").write_text("[kvgate.suites]\nretrieval = outside_suites:Mine\n")
+    with pytest.raises(ValueError, match="claims a name that is taken"):
+        catalog()
+
+
+SCRIPT = """
+from transformers import AutoTokenizer
+from kvgate.evals.chat import Tokens
+from kvgate.evals.items import digest
+from kvgate.evals.suites.base import Order
+from kvgate.evals.suites.catalog import OWN
+import sys
+tokens = Tokens(AutoTokenizer.from_pretrained(sys.argv[1]))
+print(digest([item.item_hash for suite in OWN for item in suite().build(tokens, Order(counts={512: 1}))]))
+"""
+
+
+@pytest.mark.slow
+def test_same_bytes_in_another_process(chatml: Any, tmp_path: Path) -> None:
+    chatml.save_pretrained(tmp_path)
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT, str(tmp_path)],
+            env={"PYTHONHASHSEED": seed, "PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1"},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(said) == 1
