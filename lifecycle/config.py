@@ -1,0 +1,220 @@
+"""The manager's settings: frozen dataclasses read from YAML; an unknown key is an error naming it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import yaml
+
+
+@dataclass(frozen=True)
+class AdmissionConfig:
+    """When a waiting request may start. Fractions are of the whole pool, rounds are scheduling steps.
+
+    Attributes:
+        reserve: emergency reserve that only running requests may grow into.
+        watermark_per_level: extra pages kept free of a request for each priority level under the most urgent (0).
+        watermark_max: the most that watermark may reach.
+        z: standard deviations added to the expected demand (0: plan with the mean).
+        points: points of the demand forecast.
+        max_bypass: requests that may start before a head that does not fit, then the line is held for it.
+        bypass_reach: how far behind the heads of the line to look for one that fits.
+        resume_rounds: rounds after which a preempted request only needs to fit now, whatever the forecast says.
+    """
+
+    reserve: float = 0.01
+    watermark_per_level: float = 0.01
+    watermark_max: float = 0.04
+    z: float = 0.0
+    points: int = 32
+    max_bypass: int = 64
+    bypass_reach: int = 16
+    resume_rounds: int = 400
+
+
+@dataclass(frozen=True)
+class EstimatorConfig:
+    """The learning of output lengths (see estimator.py).
+
+    Attributes:
+        bins: resolution of the used share of max_tokens.
+        prior_mean: mean share before anything was seen, and prior_weight: how many requests that belief counts as.
+        memory: finished requests remembered. refresh_rounds: rounds between two updates.
+    """
+
+    bins: int = 64
+    prior_mean: float = 0.33
+    prior_weight: float = 4.0
+    memory: float = 400.0
+    refresh_rounds: int = 16
+
+
+@dataclass(frozen=True)
+class PreemptionConfig:
+    """Weights of the victim score (see preemption.py); each factor is scaled to [0, 1] first.
+
+    Attributes:
+        priority: for being less urgent.
+        reclaimable: for whole pages that would really come free.
+        recompute: against tokens to compute again.
+        progress: against being close to the expected end.
+        waiting: against having waited before (aging).
+        deadline: against a close deadline.
+        max_preemptions: after so many a request is no victim while another can be found.
+        protect_rounds: rounds after (re-)admission in which a request is no victim of a more urgent one.
+    """
+
+    priority: float = 4.0
+    reclaimable: float = 0.5
+    recompute: float = 1.0
+    progress: float = 1.0
+    waiting: float = 0.5
+    deadline: float = 1.0
+    max_preemptions: int = 3
+    protect_rounds: int = 8
+
+
+@dataclass(frozen=True)
+class RecoveryConfig:
+    """Costs for swap against recompute (see recovery.py). Rates are measured by the engine and passed in.
+
+    Attributes:
+        out_bytes_per_s, in_bytes_per_s: link bandwidth device to host and back.
+        prefill_tokens_per_s: linear part of prefill speed.
+        prefill_quadratic_s: seconds per token squared (attention).
+        bytes_per_block: payload of one block over all layers and kv heads.
+        host_blocks: blocks the host area can hold; 0 switches swapping off.
+    """
+
+    out_bytes_per_s: float = 8e9
+    in_bytes_per_s: float = 8e9
+    prefill_tokens_per_s: float = 1200.0
+    prefill_quadratic_s: float = 0.0
+    bytes_per_block: int = 368_640
+    host_blocks: int = 0
+
+
+@dataclass(frozen=True)
+class TenantConfig:
+    """What one tenant may use. None means no limit of its own.
+
+    Attributes:
+        weight: share of service against the others (fair queueing).
+        max_concurrency: requests running at once.
+        token_budget: tokens (prompt and output bound) queued and running at once.
+        page_quota: blocks held at once.
+        priority_cap: the most urgent priority it may ask for; more urgent requests are served at the cap.
+        min_share: fraction of recent service below which it goes first while it has requests waiting.
+        degrade: it accepts a gated eviction policy instead of waiting.
+    """
+
+    weight: float = 1.0
+    max_concurrency: int | None = None
+    token_budget: int | None = None
+    page_quota: int | None = None
+    priority_cap: int = 0
+    min_share: float = 0.0
+    degrade: bool = False
+
+
+@dataclass(frozen=True)
+class FairConfig:
+    """Virtual token counters (see tenants.py). ``window`` is the rounds over which min_share is measured."""
+
+    prompt_weight: float = 1.0
+    output_weight: float = 2.0
+    window: int = 256
+
+
+@dataclass(frozen=True)
+class ManagerConfig:
+    """One configuration for every workload.
+
+    Attributes:
+        page_size: tokens of one block.
+        tokens_per_step: most tokens computed in a scheduling round.
+        max_running: most requests running at once.
+        aging_rounds: waiting this long lifts a request by one priority level.
+        fence_timeout: clock time after which a fence whose signal never came is given up.
+        tenants: by name; the entry "default" serves every other name, without it unknown tenants are refused.
+    """
+
+    page_size: int = 16
+    tokens_per_step: int = 2048
+    max_running: int = 256
+    aging_rounds: int = 100
+    fence_timeout: float = 30.0
+    admission: AdmissionConfig = field(default_factory=AdmissionConfig)
+    estimator: EstimatorConfig = field(default_factory=EstimatorConfig)
+    preemption: PreemptionConfig = field(default_factory=PreemptionConfig)
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
+    fair: FairConfig = field(default_factory=FairConfig)
+    tenants: dict[str, TenantConfig] = field(default_factory=lambda: {"default": TenantConfig()})
+
+
+def _build(kind: type[Any], raw: Any, where: str) -> Any:
+    if not isinstance(raw, dict):
+        raise ValueError(f"{where}: {raw!r} is not a mapping of settings")
+    hints = get_type_hints(kind)
+    names = {f.name for f in dataclasses.fields(kind)}
+    values: dict[str, Any] = {}
+    for key, value in raw.items():
+        if key not in names:
+            raise ValueError(f"{where}: unknown key {key!r}; known: {', '.join(sorted(names))}")
+        hint = hints[key]
+        if key == "tenants":
+            if not isinstance(value, dict):
+                raise ValueError(f"{where}.tenants: {value!r} is not a mapping of tenant names")
+            values[key] = {str(n): _build(TenantConfig, v or {}, f"{where}.tenants.{n}") for n, v in value.items()}
+        elif dataclasses.is_dataclass(hint):
+            values[key] = _build(hint, value, f"{where}.{key}")  # type: ignore[arg-type]
+        else:
+            values[key] = _number(value, hint, f"{where}.{key}")
+    return kind(**values)
+
+
+def _number(value: Any, hint: Any, where: str) -> Any:
+    if value is None and hint in (int | None, float | None):
+        return None
+    if hint is bool:
+        if not isinstance(value, bool):
+            raise ValueError(f"{where}: {value!r} is not true or false")
+        return value
+    whole = hint in (int, int | None)
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or value < 0:
+        raise ValueError(f"{where}: {value!r} is not a non-negative {'integer' if whole else 'number'}")
+    return value if whole else float(value)
+
+
+def validate(config: ManagerConfig) -> ManagerConfig:
+    """Refuse settings that cannot work: ValueError naming the field, its value and the remedy."""
+    for name in ("page_size", "tokens_per_step", "max_running", "aging_rounds"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} is {getattr(config, name)}, needs at least 1")
+    shares = sum(t.min_share for t in config.tenants.values())
+    if shares > 1.0:
+        raise ValueError(f"tenants: min_share adds up to {shares:g}, needs at most 1; lower some")
+    for name, tenant in config.tenants.items():
+        if tenant.weight <= 0:
+            raise ValueError(f"tenants.{name}.weight is {tenant.weight:g}, needs more than 0")
+    reserve = config.admission.reserve + config.admission.watermark_max
+    if reserve >= 1.0:
+        raise ValueError(f"admission: reserve + watermark_max is {reserve:g} of the pool, needs under 1")
+    return config
+
+
+def parse_config(raw: Any, where: str = "config") -> ManagerConfig:
+    """Settings from plain YAML data. Raises ValueError naming an unknown key or a wrong value."""
+    return validate(_build(ManagerConfig, raw or {}, where))  # type: ignore[no-any-return]
+
+
+def load_config(path: Path) -> ManagerConfig:
+    """Settings from a YAML file. Raises ValueError in one line where it cannot be read."""
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: cannot be read as YAML: {str(error).splitlines()[0]}") from error
+    return parse_config(raw, path.name)

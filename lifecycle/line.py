@@ -1,0 +1,99 @@
+"""The waiting line: who is looked at next. Knows order only, not whether anything fits."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvgate.lifecycle.requests import Requests
+from kvgate.lifecycle.tenants import Tenants
+
+_Key = tuple[bool, int, float, int]
+
+
+class Line:
+    """Waiting slots, first come first served within (tenant, priority), merged by level and virtual counter.
+
+    The level of a queue is its priority, lifted by one for every ``aging_rounds`` its head has waited. Order: tenants
+    under their minimum share, then level, then the tenant's virtual counter, then arrival.
+    """
+
+    def __init__(self, requests: Requests, tenants: Tenants, aging_rounds: int, resume_rounds: int) -> None:
+        self._requests = requests
+        self._tenants = tenants
+        self._aging = aging_rounds
+        self._resume = resume_rounds
+        self._queues: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def push(self, slot: int) -> None:
+        """Add a slot at its place of arrival."""
+        insort(self._queues.setdefault(self._queue(slot), []), (int(self._requests.seq[slot]), slot))
+        self._size += 1
+
+    def remove(self, slot: int) -> None:
+        """Take a slot out; raises KeyError if it does not stand in the line."""
+        name = self._queue(slot)
+        queue = self._queues.get(name, [])
+        entry = (int(self._requests.seq[slot]), slot)
+        at = bisect_left(queue, entry)
+        if at >= len(queue) or queue[at] != entry:
+            raise KeyError(f"slot {slot} does not wait")
+        del queue[at]
+        if not queue:
+            del self._queues[name]
+        self._size -= 1
+
+    def level(self, slot: int, round_: int) -> int:
+        """Its priority, lifted by waiting; an overdue request stands with the most urgent."""
+        if self.overdue(slot, round_):
+            return 0
+        waited = int(self._requests.waited[slot]) + round_ - int(self._requests.since[slot])
+        return max(0, int(self._requests.priority[slot]) - waited // self._aging)
+
+    def overdue(self, slot: int, round_: int) -> bool:
+        """It was preempted and has not run for so long that it must resume as soon as it fits."""
+        requests = self._requests
+        return bool(requests.preemptions[slot] > 0 and round_ - int(requests.since[slot]) >= self._resume)
+
+    def candidates(self, round_: int) -> Iterator[int]:
+        """Slots in the order they should be looked at; slots may be removed while iterating."""
+        under = self._tenants.under_share()
+        heap: list[tuple[_Key, int, list[tuple[int, int]]]] = []
+        for queue in self._queues.values():
+            heap.append((self._key(queue[0], under, round_), 0, queue))
+        heapq.heapify(heap)
+        while heap:
+            _, at, queue = heapq.heappop(heap)
+            if at >= len(queue):
+                continue
+            entry = queue[at]
+            fresh = self._key(entry, under, round_)
+            if heap and heap[0][0] < fresh:  # its tenant was served since: back into the heap
+                heapq.heappush(heap, (fresh, at, queue))
+                continue
+            yield entry[1]
+            if at < len(queue) and queue[at] == entry:
+                at += 1
+            if at < len(queue):
+                heapq.heappush(heap, (self._key(queue[at], under, round_), at, queue))
+
+    def __iter__(self) -> Iterator[int]:
+        for queue in self._queues.values():
+            yield from (slot for _, slot in queue)
+
+    def _queue(self, slot: int) -> tuple[int, int]:
+        return int(self._requests.account[slot]), int(self._requests.priority[slot])
+
+    def _key(self, entry: tuple[int, int], under: NDArray[np.bool_], round_: int) -> _Key:
+        seq, slot = entry
+        account = int(self._requests.account[slot])
+        favoured = bool(under[account])
+        return not favoured, self.level(slot, round_), float(self._tenants.counter[account]), seq

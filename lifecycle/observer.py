@@ -1,0 +1,71 @@
+"""What the manager tells metrics and simulators about; the null observer listens to nothing."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvgate.lifecycle.requests import Requests
+from kvgate.lifecycle.states import Spec
+
+
+class Observer(Protocol):
+    """Told of every event once, after it happened."""
+
+    def submitted(self, spec: Spec) -> None:
+        """A request was queued."""
+
+    def rejected(self, spec: Spec, reason: str) -> None:
+        """A request was refused for good."""
+
+    def started(self, spec: Spec, waited: int) -> None:
+        """A request began to run or resumed; ``waited`` rounds in total so far."""
+
+    def preempted(self, spec: Spec, way: str, blocks: int) -> None:
+        """A request gave up its device blocks."""
+
+    def restored(self, spec: Spec, blocks: int) -> None:
+        """Blocks came back from the host."""
+
+    def corrupt(self, spec: Spec) -> None:
+        """A host copy was unusable; the request is recomputed."""
+
+    def computed(
+        self, slots: NDArray[np.int64], requests: Requests, tokens: NDArray[np.int32], again: NDArray[np.int32]
+    ) -> None:
+        """A round ran: tokens per row, of which ``again`` had been computed before."""
+
+    def ended(self, spec: Spec, state: str, seconds: float) -> None:
+        """A request ended, ``seconds`` of clock time after it arrived."""
+
+
+class NullObserver:
+    """Listens to nothing."""
+
+    def submitted(self, spec: Spec) -> None:
+        """Ignore."""
+
+    def rejected(self, spec: Spec, reason: str) -> None:
+        """Ignore."""
+
+    def started(self, spec: Spec, waited: int) -> None:
+        """Ignore."""
+
+    def preempted(self, spec: Spec, way: str, blocks: int) -> None:
+        """Ignore."""
+
+    def restored(self, spec: Spec, blocks: int) -> None:
+        """Ignore."""
+
+    def corrupt(self, spec: Spec) -> None:
+        """Ignore."""
+
+    def computed(
+        self, slots: NDArray[np.int64], requests: Requests, tokens: NDArray[np.int32], again: NDArray[np.int32]
+    ) -> None:
+        """Ignore."""
+
+    def ended(self, spec: Spec, state: str, seconds: float) -> None:
+        """Ignore."""

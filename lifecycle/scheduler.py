@@ -1,0 +1,313 @@
+"""One scheduling round: running rows grow, then waiting requests start; victims where needed.
+
+Order: decode rows get their token first, then prefill chunks in order of admission, then new requests with what is left
+of the round's tokens. Nothing is planned for a row before all of its pages are certain, so nothing is rolled back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvgate.lifecycle import admission, forecast, preemption, recovery
+from kvgate.lifecycle.admission import Ask, Decision, Outcome, Reason, Room
+from kvgate.lifecycle.forecast import Demand, Group
+from kvgate.lifecycle.plan import Plan, Preempted
+from kvgate.lifecycle.preemption import Candidates
+from kvgate.lifecycle.store import Slots
+
+if TYPE_CHECKING:
+    from kvgate.lifecycle.manager import Manager
+
+_QUOTAS = frozenset({Reason.CONCURRENCY, Reason.PAGE_QUOTA})
+
+
+class Round:
+    """State of the round being planned; used once."""
+
+    def __init__(self, manager: Manager, now: float, timed_out: tuple[str, ...]) -> None:
+        self.m = manager
+        self.now = now
+        self.timed_out = timed_out
+        self.preempted: list[Preempted] = []
+        self.admitted: list[int] = []
+        self.restored: list[int] = []
+        self.stalled = 0
+        self.budget = manager.config.tokens_per_step
+        self.rows: Slots = manager.running
+        self.tokens = np.zeros(0, np.int32)
+        self._demand: dict[int, Demand] = {}
+        self._at = np.zeros(0)
+        self._least: int | None = None
+
+    def build(self) -> Plan:
+        """The plan, with pages taken and the launch's fence set."""
+        self._serve_running()
+        if len(self.m.line):
+            self._admit()
+        return self._finish()
+
+    # -- running rows -----------------------------------------------------------------------------------------------
+
+    def _serve_running(self) -> None:
+        requests = self.m.requests
+        want = requests.known(self.rows) - requests.computed[self.rows]
+        decode = want == 1
+        tokens = np.where(decode, 1, 0).astype(np.int32)
+        left = max(0, self.budget - int(tokens.sum()))
+        if not decode.all():
+            before = np.cumsum(np.where(decode, 0, want)) - np.where(decode, 0, want)
+            tokens = np.where(decode, 1, np.clip(left - before, 0, want)).astype(np.int32)
+        self.tokens = np.where(np.cumsum(tokens) <= self.budget, tokens, 0).astype(np.int32)
+        self._take_pages()
+        self.budget -= int(self.tokens.sum())
+
+    def _needs(self) -> NDArray[np.int64]:
+        requests, rows = self.m.requests, self.rows
+        ahead = requests.computed[rows] + self.tokens
+        blocks = -(-ahead // self.m.config.page_size)
+        cap = requests.cap[rows]
+        capped = (cap > 0) & (requests.computed[rows] >= requests.prompt[rows])
+        blocks = np.where(capped, np.minimum(blocks, cap), blocks)
+        return np.maximum(0, blocks - requests.blocks[rows]).astype(np.int64)
+
+    def _take_pages(self) -> None:
+        needs = self._needs()
+        short = int(needs.sum()) - self.m.store.available()
+        while short > 0:
+            if short <= self.m.store.soon() or not self._preempt_for(short):
+                self._stall(needs, short)
+                needs = self._needs()
+                break
+            needs = self._needs()
+            short = int(needs.sum()) - self.m.store.available()
+        at = np.flatnonzero(needs)
+        if len(at):
+            slots = self.rows[at]
+            self.m.store.grow(slots, needs[at], self.m.requests.account[slots])
+            self.m.requests.blocks[slots] += needs[at].astype(np.int32)
+            np.add.at(self.m.tenants.blocks, self.m.requests.account[slots], needs[at])
+
+    def _preempt_for(self, short: int) -> bool:
+        """Victims among the running rows, never the most senior one; False where nothing can be reclaimed."""
+        requests = self.m.requests
+        if len(self.rows) < 2:
+            return False
+        order = np.lexsort((requests.seq[self.rows], requests.rank[self.rows]))
+        victims = preemption.choose(self._candidates(self.rows[order[1:]]), short, self.m.config.preemption)
+        for victim in victims:
+            self._drop(victim.slot, victim.why)
+        return bool(victims)
+
+    def _stall(self, needs: NDArray[np.int64], short: int) -> None:
+        """Rows wait a round, latest and least urgent first, until the rest fits into what is free."""
+        requests = self.m.requests
+        order = np.lexsort((requests.seq[self.rows], requests.rank[self.rows]))[::-1]
+        for at in order:
+            if short <= 0:
+                break
+            if needs[at] > 0:
+                short -= int(needs[at])
+                self.tokens[at] = 0
+                self.stalled += 1
+
+    def _drop(self, slot: int, why: str) -> None:
+        keep = self.rows != slot
+        self.rows, self.tokens = self.rows[keep], self.tokens[keep]
+        self.admitted = [a for a in self.admitted if a != slot]
+        self.preempted.append(self.m.preempt(slot, why))
+        self._demand.clear()
+
+    def _candidates(self, slots: Slots) -> Candidates:
+        requests = self.m.requests
+        cheapest, again = recovery.cheapest(
+            requests.computed[slots], requests.blocks[slots], self.m.store.host_free(), self.m.config.recovery
+        )
+        return Candidates(
+            slot=slots,
+            rank=requests.rank[slots],
+            seq=requests.seq[slots],
+            reclaimable=self.m.store.exclusive(slots),
+            recovery=cheapest,
+            recompute=again,
+            generated=requests.generated[slots].astype(np.int64),
+            expected=self.m.estimator.expected(
+                requests.account[slots], requests.generated[slots], requests.bound[slots]
+            ),
+            waited=requests.waited[slots],
+            slack=requests.deadline[slots] - self.now,
+            preemptions=requests.preemptions[slots],
+        )
+
+    # -- waiting requests -------------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        config = self.m.config.admission
+        head: int | None = None
+        missed = 0
+        bound_to_wait = {p.id for p in self.preempted}
+        for slot in self.m.line.candidates(self.m.round):
+            if self.budget <= 0 or missed > config.bypass_reach:
+                break
+            if self.m.requests.spec(slot).id in bound_to_wait:
+                continue
+            decision = self._decide(slot)
+            if decision.outcome is Outcome.QUEUE and decision.reason not in _QUOTAS and self._make_room(slot, decision):
+                decision = self._decide(slot)
+            if decision.outcome in (Outcome.ADMIT, Outcome.DEGRADE):
+                self._start(slot, decision)
+                if head is not None:
+                    self.m.requests.bypassed[head] += 1
+            elif decision.reason not in _QUOTAS:
+                missed += 1
+                head = slot if head is None else head
+            if head is not None and (self._overdue(head) or self.m.requests.bypassed[head] >= config.max_bypass):
+                break
+
+    def _overdue(self, slot: int) -> bool:
+        return self.m.line.overdue(slot, self.m.round)
+
+    def _ask(self, slot: int) -> tuple[Ask, Room, int]:
+        m, requests = self.m, self.m.requests
+        account = int(requests.account[slot])
+        tokens = int(requests.prompt[slot] + requests.generated[slot])
+        left = int(requests.prompt[slot] + requests.bound[slot]) - 1
+        level = m.line.level(slot, m.round)
+        ask = Ask(m.blocks_for(tokens), m.blocks_for(left), level, self._overdue(slot))
+        room = Room(
+            m.store.total,
+            m.store.available(),
+            len(m.running),
+            m.config.max_running,
+            int(m.tenants.running[account]),
+            int(m.tenants.blocks[account]),
+        )
+        return ask, room, account
+
+    def _decide(self, slot: int) -> Decision:
+        config = self.m.config.admission
+        ask, room, account = self._ask(slot)
+        tenant = self.m.tenants.configs[account]
+        quota = admission.over_quota(ask, room, tenant)
+        if quota is not None:
+            return quota
+        now = admission.fits_now(ask, room, config)
+        if now.outcome is not Outcome.ADMIT:
+            return now
+        later = admission.fits_later(ask, self._peak_with(slot, 0), room, config)
+        if later.outcome is Outcome.ADMIT or not tenant.degrade:
+            return later
+        cap = self._cap(slot)
+        if cap and admission.fits_later(ask, self._peak_with(slot, cap), room, config).outcome is Outcome.ADMIT:
+            return Decision(Outcome.DEGRADE, Reason.DEGRADED, f"held to {cap} blocks after its prompt")
+        return later
+
+    def _cap(self, slot: int) -> int:
+        """Blocks under the smallest gated policy whose verdict covers the request; 0 where none does."""
+        spec = self.m.requests.spec(slot)
+        longest = spec.prompt_len + spec.max_tokens
+        fitting = [o.budget for o in self.m.offers if o.covers(longest, spec.model_version)]
+        # One block more than the budget fills: eviction frees whole pages only after the next token stands.
+        return self.m.blocks_for(min(fitting)) + 1 if fitting else 0
+
+    def _start(self, slot: int, decision: Decision) -> None:
+        cap = self._cap(slot) if decision.outcome is Outcome.DEGRADE else 0
+        group = self._group(np.array([slot]), cap)
+        if self.m.start(slot, cap):
+            self.restored.append(slot)
+        for level, known in self._demand.items():
+            if self.m.requests.rank[slot] <= level:
+                self._demand[level] = known + self._of(group)
+        requests = self.m.requests
+        want = int(requests.prompt[slot] + requests.generated[slot] - requests.computed[slot])
+        chunk = min(self.budget, want)
+        self.budget -= chunk
+        self.rows = np.append(self.rows, slot)
+        self.tokens = np.append(self.tokens, np.int32(chunk))
+        self.admitted.append(slot)
+
+    # -- expected demand --------------------------------------------------------------------------------------------
+
+    def _group(self, slots: Slots, cap: int | None = None) -> Group:
+        requests = self.m.requests
+        caps = requests.cap[slots] if cap is None else np.full(len(slots), cap, np.int32)
+        return Group(
+            requests.account[slots],
+            requests.known(slots),
+            requests.prompt[slots],
+            requests.generated[slots],
+            requests.bound[slots],
+            caps,
+        )
+
+    def _of(self, group: Group) -> Demand:
+        return forecast.demand(group, self.m.estimator.survival, self._at, self.m.config.page_size)
+
+    def _peak_with(self, slot: int, cap: int) -> float:
+        """Peak of the demand that this request competes with: its own and that of no less urgent running ones."""
+        requests = self.m.requests
+        level = int(requests.priority[slot])
+        if len(self._at) == 0:
+            live = self.m.running
+            left = requests.bound[live] - requests.generated[live]
+            horizon = max(int(left.max(initial=1)), int(requests.bound[slot]))
+            self._at = forecast.grid(horizon, self.m.config.admission.points)
+        if level not in self._demand:
+            live = self.m.running
+            self._demand[level] = self._of(self._group(live[requests.rank[live] <= level]))
+        total = self._demand[level] + self._of(self._group(np.array([slot]), cap))
+        return total.peak(self.m.config.admission.z)
+
+    # -- room for urgent requests -----------------------------------------------------------------------------------
+
+    def _make_room(self, slot: int, decision: Decision) -> bool:
+        """Preempt strictly less urgent requests for this one, if that is enough; equals never give way to equals."""
+        m, requests = self.m, self.m.requests
+        weights = m.config.preemption
+        live = m.running
+        mine = int(requests.priority[slot])
+        if decision.reason is Reason.FORECAST or self._lowest() <= mine:
+            return False
+        ripe = (m.round - requests.since[live] >= weights.protect_rounds) | (requests.rank[live] == requests.priority[live])
+        lower = live[(requests.rank[live] > mine) & ripe & (requests.preemptions[live] < weights.max_preemptions)]
+        if len(lower) == 0:
+            return False
+        ask, room, _ = self._ask(slot)
+        kept = admission.watermark(ask.level, room.total, m.config.admission)
+        need = max(1, ask.now + kept - room.available)
+        if need <= m.store.soon() and room.running < room.max_running:
+            return False
+        victims = preemption.choose(self._candidates(lower), need, weights)
+        for victim in victims:
+            at = np.flatnonzero(self.rows == victim.slot)
+            self.budget += int(self.tokens[at].sum())
+            self._drop(victim.slot, f"for more urgent {requests.spec(slot).id}: {victim.why}")
+        return bool(victims)
+
+    def _lowest(self) -> int:
+        """The least urgent rank that runs; looked up once a round, so it may name one that has just been preempted."""
+        if self._least is None:
+            self._least = int(self.m.requests.rank[self.m.running].max(initial=0))
+        return self._least
+
+    def _finish(self) -> Plan:
+        m, requests = self.m, self.m.requests
+        busy = self.tokens > 0
+        slots, tokens = self.rows[busy], self.tokens[busy]
+        samples = requests.computed[slots] + tokens == requests.known(slots)
+        ticket = m.store.launch(self.now, self.now + m.config.fence_timeout)
+        requests.ticket[slots] = ticket
+        return Plan(
+            m.round,
+            ticket,
+            slots,
+            tokens,
+            samples,
+            tuple(self.admitted),
+            tuple(self.restored),
+            tuple(self.preempted),
+            self.stalled,
+            self.timed_out,
+        )

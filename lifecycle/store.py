@@ -1,0 +1,188 @@
+"""What the manager needs from whoever holds the pages: an interface in whole blocks, and the plain implementation.
+
+A block is ``page_size`` tokens over all layers and kv heads. The engine implements :class:`Store` over its page tables;
+:class:`FlatStore` keeps one row of page ids per request and serves the simulator and the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvgate.lifecycle.ledger import NO_PAGES, Ledger
+from kvgate.lifecycle.pool import PageIds, PagePool, State
+
+Slots = NDArray[np.int64]
+
+
+class Store(Protocol):
+    """Effects the manager asks for. Slots are the manager's; all numbers are blocks."""
+
+    @property
+    def total(self) -> int:
+        """Blocks of the device pool."""
+
+    def available(self) -> int:
+        """Blocks that could be handed out now, evictable cached ones included."""
+
+    def soon(self) -> int:
+        """Blocks that come free as soon as launches in flight are over."""
+
+    def host_free(self) -> int:
+        """Blocks the host area could take."""
+
+    def grow(self, slots: Slots, blocks: NDArray[np.int64], accounts: NDArray[np.int16]) -> None:
+        """Hand ``blocks[i]`` more blocks to each slot: all of it, or OutOfPages and nothing."""
+
+    def exclusive(self, slots: Slots) -> NDArray[np.int64]:
+        """Blocks of each slot that would come free at once if it were released."""
+
+    def release(self, slot: int, tickets: Iterable[int]) -> int:
+        """Take all device blocks of a slot; ``tickets`` may still touch them. Returns blocks that lost their owner."""
+
+    def shrink(self, slot: int, blocks: int, tickets: Iterable[int]) -> int:
+        """Keep only ``blocks`` blocks of a slot (its gated policy evicted the rest); returns blocks given up."""
+
+    def swap_out(self, slot: int, tickets: Iterable[int]) -> bool:
+        """Move all blocks to the host, or leave everything as it is and return False."""
+
+    def swap_in(self, slot: int, account: int) -> int:
+        """Bring a swapped slot back; returns its blocks, or 0 if its payload is lost: then it is recomputed."""
+
+    def drop_host(self, slot: int) -> None:
+        """Forget a swapped slot's host copy."""
+
+    def launch(self, now: float, deadline: float) -> int:
+        """A ticket for the round about to run."""
+
+    def signal(self, ticket: int) -> None:
+        """The launch is over."""
+
+    def expire(self, now: float) -> None:
+        """Give up launches past their deadline."""
+
+
+class FlatStore:
+    """One page a block, page ids in a row per slot; host blocks are only counted."""
+
+    def __init__(self, blocks: int, host_blocks: int = 0) -> None:
+        self.ledger = Ledger(PagePool(blocks))
+        self.pages: NDArray[np.int32] = np.zeros((64, 64), np.int32)
+        self.counts: NDArray[np.int64] = np.zeros(64, np.int64)
+        self.host_total = host_blocks
+        self.host: dict[int, int] = {}
+
+    @property
+    def total(self) -> int:
+        """Blocks of the pool."""
+        return self.ledger.pool.total
+
+    def available(self) -> int:
+        """Free pages."""
+        return self.ledger.pool.free
+
+    def soon(self) -> int:
+        """Fenced pages."""
+        return self.ledger.fenced
+
+    def host_free(self) -> int:
+        """Host blocks not taken."""
+        return self.host_total - sum(self.host.values())
+
+    def held(self, slot: int) -> PageIds:
+        """Pages of one slot, in order."""
+        if slot >= len(self.counts):
+            return NO_PAGES
+        return self.pages[slot, : self.counts[slot]]
+
+    def grow(self, slots: Slots, blocks: NDArray[np.int64], accounts: NDArray[np.int16]) -> None:
+        """Append pages to each slot's row. Raises OutOfPages with nothing changed."""
+        if len(slots) == 0:
+            return
+        ids = self.ledger.alloc_split(blocks, accounts)
+        self._fit(int(slots.max()), 0)
+        self._fit(0, int((self.counts[slots] + blocks).max()))
+        rows = np.repeat(slots, blocks)
+        starts = np.repeat(np.cumsum(blocks) - blocks, blocks)
+        columns = np.repeat(self.counts[slots], blocks) + np.arange(len(ids)) - starts
+        self.pages[rows, columns] = ids
+        self.counts[slots] += blocks
+
+    def exclusive(self, slots: Slots) -> NDArray[np.int64]:
+        """Pages with one reference that no launch may touch, per slot."""
+        width = int(self.counts[slots].max(initial=0))
+        pages = self.pages[slots, :width]
+        ledger = self.ledger
+        alone = (ledger.pool.ref[pages] == 1) & (ledger.fences.busy[pages] == 0)
+        counted: NDArray[np.int64] = (alone & (np.arange(width) < self.counts[slots][:, None])).sum(1)
+        return counted
+
+    def release(self, slot: int, tickets: Iterable[int]) -> int:
+        """Give up the whole row."""
+        ids = self.held(slot).copy()
+        if len(ids):
+            self.counts[slot] = 0
+            self.ledger.release(ids, tickets)
+        return len(ids)
+
+    def shrink(self, slot: int, blocks: int, tickets: Iterable[int]) -> int:
+        """Give up the row beyond ``blocks``."""
+        extra = self.held(slot)[blocks:].copy()
+        if len(extra):
+            self.counts[slot] = blocks
+            self.ledger.release(extra, tickets)
+        return len(extra)
+
+    def swap_out(self, slot: int, tickets: Iterable[int]) -> bool:
+        """Count the row on the host instead; the source stays fenced by ``tickets``."""
+        size = int(self.counts[slot])
+        if size > self.host_free():
+            return False
+        self.host[slot] = size
+        self.release(slot, tickets)
+        return True
+
+    def swap_in(self, slot: int, account: int) -> int:
+        """Take a row of the same length again."""
+        size = self.host[slot]
+        self.grow(np.array([slot]), np.array([size]), np.array([account], np.int16))
+        del self.host[slot]
+        return size
+
+    def drop_host(self, slot: int) -> None:
+        """Forget the host copy."""
+        self.host.pop(slot, None)
+
+    def launch(self, now: float, deadline: float) -> int:
+        """A compute ticket."""
+        return self.ledger.fences.launch("compute", deadline)
+
+    def signal(self, ticket: int) -> None:
+        """The launch is over."""
+        self.ledger.signal(ticket)
+
+    def expire(self, now: float) -> None:
+        """Give up launches past their deadline."""
+        self.ledger.expire(now)
+
+    def check(self) -> None:
+        """Raise AssertionError unless the rows hold exactly the references the pool counts."""
+        self.ledger.check()
+        held = np.concatenate([NO_PAGES, *(self.held(int(s)) for s in np.flatnonzero(self.counts))])
+        found = np.bincount(held, minlength=self.total)
+        pool = self.ledger.pool
+        assert (found == pool.ref).all(), "rows and reference counts disagree"
+        assert sum(pool.counts().values()) == self.total, "states do not sum to the total"
+        assert pool.counts()[State.QUARANTINED] == 0 or found.sum() <= self.total, "more references than pages"
+        assert self.host_free() >= 0, "more on the host than it holds"
+
+    def _fit(self, slot: int, width: int) -> None:
+        rows, columns = self.pages.shape
+        more_rows = max(0, max(slot + 1, 2 * rows) - rows) if slot >= rows else 0
+        more_columns = max(0, max(width, 2 * columns) - columns) if width > columns else 0
+        if more_rows or more_columns:
+            self.pages = np.pad(self.pages, ((0, more_rows), (0, more_columns)))
+            self.counts = np.pad(self.counts, (0, more_rows))
