@@ -26,7 +26,7 @@ class Chat:
     """A conversation's template, in ids.
 
     Attributes:
-        opening: everything before the first user text when no system text is given (BOS, the template's own system text).
+        opening: everything before the first user text when no system text is given (BOS, the template's own one).
         system_open, system_close: before and after a system text; after ``system_close`` the first user text follows.
         speak: from the end of a user text to the point where the model answers.
         scripted: the same, before an answer that is already part of the history (differs in thinking templates).

@@ -10,12 +10,13 @@ from functools import cached_property
 from typing import Literal
 
 Protocol = Literal["question_unseen", "whole_prompt", "multi_turn"]
+Check = Literal["contains", "lacks", "starts", "ends", "upper", "lower", "digits", "bullets", "max_words", "language"]
 Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Exact:
-    """Greedy answer compared with ``accept`` after :func:`kvgate.evals.scoring.normalise`.
+    """Greedy answer compared with ``accept`` after :func:`kvgate.evals.normalising.normalise`.
 
     ``match``: "word" finds an accepted answer on word boundaries anywhere in the answer's first line; "first" wants it
     at the start of the answer.
@@ -36,6 +37,40 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Recall:
+    """Share of the ``expected`` answers found on word boundaries anywhere in the answer."""
+
+    expected: tuple[str, ...]
+    kind: Literal["recall"] = "recall"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Share of the ``expected`` lines that the answer has, each at its own place. Graded, in [0, 1]."""
+
+    expected: tuple[str, ...]
+    kind: Literal["listing"] = "listing"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An instruction that can be checked without a reference answer; see :mod:`kvgate.evals.scoring_rules`.
+
+    ``value``: what ``check`` needs (a word, a language code, a number), or "".
+    """
+
+    check: Literal[
+        "contains", "lacks", "starts", "ends", "upper", "lower", "digits", "bullets", "max_words", "language"
+    ]
+    value: str = ""
+    kind: Literal["rule"] = "rule"
+
+
+Answer = Exact | Recall | Listing | Rule
+"""Scored on the generated text, all by :func:`kvgate.evals.scoring.score_answer`."""
+
+
+@dataclass(frozen=True)
 class Turn:
     """One exchange: ``prompt`` is fed, then the model answers.
 
@@ -50,7 +85,7 @@ class Turn:
     """
 
     prompt: Ids
-    scoring: Exact | Choice | None
+    scoring: Answer | Choice | None
     max_new_tokens: int = 16
     closing: Ids = ()
     stop: Ids = ()
@@ -100,7 +135,10 @@ class Item:
     @property
     def longest(self) -> int:
         """Positions the item needs at most, answers included."""
-        turns = sum(len(turn.prompt) + max(turn.max_new_tokens, _longest_choice(turn)) + len(turn.closing) for turn in self.turns)
+        turns = sum(
+            len(turn.prompt) + max(turn.max_new_tokens, _longest_choice(turn)) + len(turn.closing)
+            for turn in self.turns
+        )
         return len(self.context) + turns
 
 

@@ -1,32 +1,25 @@
-"""Scores in [0, 1] for answers. One normaliser, used by every suite and by the hub loaders.
-
-A match needs whole words: 12345678 is not 1234567, and ``cat`` is not in ``category``. Signs and decimals belong to a
-number (-5 is not 5, 3.14 is not 3), and a comma between digit groups of three is dropped, so 1,234,567 is 1234567: models
-write long numbers both ways and the value is the same.
-"""
+"""Scores in [0, 1] for answers, on the words that :mod:`kvgate.evals.normalising` finds."""
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Sequence
 
-from kvgate.evals.items import Exact
-
-_GROUPS = re.compile(r"(?<![\w.])(?<!\d,)\d{1,3}(?:,\d{3})+(?!\w|,\d)")
-_WORD = re.compile(r"(?:(?<![\w)\]])-(?=\d))?\w+(?:(?<=\d)\.(?=\d)\w+)*")
-_MINUS = str.maketrans({"\u2212": "-"})
+from kvgate.evals.items import Answer, Exact, Listing, Recall, Rule
+from kvgate.evals.normalising import first_line, has_run, normalise
+from kvgate.evals.scoring_rules import obeys
 
 
-def first_line(text: str) -> str:
-    """The first line that is not blank, stripped."""
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
-
-
-def normalise(text: str) -> tuple[str, ...]:
-    """The words of ``text``: NFKC, case folded, digit groups joined, punctuation dropped, underscores kept."""
-    folded = unicodedata.normalize("NFKC", text).translate(_MINUS).casefold()
-    return tuple(_WORD.findall(_GROUPS.sub(lambda found: found.group().replace(",", ""), folded)))
+def score_answer(text: str, scoring: Answer) -> float:
+    """Score in [0, 1] of a generated answer."""
+    match scoring:
+        case Exact():
+            return score_exact(text, scoring)
+        case Recall():
+            return score_recall(text, scoring)
+        case Listing():
+            return score_listing(text, scoring)
+        case Rule():
+            return float(obeys(text, scoring))
 
 
 def score_exact(text: str, exact: Exact) -> float:
@@ -36,12 +29,24 @@ def score_exact(text: str, exact: Exact) -> float:
     return float(any(_holds(said, line, accepted, exact.match == "first") for accepted in exact.accept))
 
 
+def score_recall(text: str, recall: Recall) -> float:
+    """Share of the expected answers that occur, as whole words, anywhere in the answer."""
+    said = normalise(text)
+    return sum(_holds(said, text.strip(), wanted, False) for wanted in recall.expected) / len(recall.expected)
+
+
+def score_listing(text: str, listing: Listing) -> float:
+    """Share of the expected lines at their places; blank lines do not count as lines."""
+    lines = [normalise(line) for line in text.splitlines() if line.strip()]
+    hits = sum(line == normalise(wanted) for line, wanted in zip(lines, listing.expected, strict=False))
+    return hits / len(listing.expected)
+
+
 def _holds(said: tuple[str, ...], line: str, accepted: str, at_start: bool) -> bool:
     wanted = normalise(accepted)
     if not wanted:  # punctuation only: nothing is left to compare but the text itself
         return line == accepted.strip()
-    starts = range(1 if at_start else len(said) - len(wanted) + 1)
-    return any(said[start : start + len(wanted)] == wanted for start in starts)
+    return said[: len(wanted)] == wanted if at_start else has_run(said, wanted)
 
 
 def score_choice(mean_log_probs: Sequence[float], gold: int) -> float:

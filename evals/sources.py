@@ -21,8 +21,8 @@ from kvgate.evals.items import Ids
 
 # Not prose or not code that anybody wrote by hand: tests, generated tables, bundled packages.
 SKIPPED = frozenset(
-    "test tests idlelib_test idlelib lib2to3 turtledemo encodings ensurepip site-packages dist-packages pydoc_data "
-    "__phello__ config __pycache__ _vendor msilib distutils".split()
+    {"test", "tests", "idlelib_test", "idlelib", "lib2to3", "turtledemo", "encodings", "ensurepip", "site-packages"}
+    | {"dist-packages", "pydoc_data", "__phello__", "config", "__pycache__", "_vendor", "msilib", "distutils"}
 )
 _SENTENCE_END = re.compile(r"(?<=[.!?]) +(?=[A-Z\"(])")
 MIN_WORDS, MAX_CHARS = 12, 900

@@ -1,7 +1,7 @@
 """What a suite is, and the catalog.
 
-To add one: write a class like those beside this file and name it, either as ``module:Class`` in a plan or under the entry
-point group ``kvgate.suites``. Nothing else needs an edit.
+To add one: write a class like those beside this file and name it, either as ``module:Class`` in a plan or under the
+entry point group ``kvgate.suites``. Nothing else needs an edit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Order:
 
     Attributes:
         counts: nominal context length in tokens -> items per task at that length.
-        depths: where the evidence may stand, 0 = start, 1 = end; dealt out in turn, starting at another one for each task.
+        depths: where the evidence may stand, 0 = start, 1 = end; dealt out in turn, each task starting elsewhere.
         seed: same seed, same tokenizer, same sources: same items.
         tasks: task names; empty means the suite's default ones.
         options: the suite's own options; an unknown one is an error.
@@ -71,6 +71,7 @@ class Suite(ABC):
         floor: score under which the exact run is not competent and no verdict is given.
         protocol: the default protocol of its items.
         loose_depths: tasks whose evidence stands where the source has it; the nearest depth asked for names the slice.
+        twins: task -> the task whose random numbers it uses, so that the two differ in one thing only.
         options: option name -> default.
     """
 
@@ -82,36 +83,39 @@ class Suite(ABC):
     floor: ClassVar[float] = 0.6
     protocol: ClassVar[Protocol] = "question_unseen"
     loose_depths: ClassVar[frozenset[str]] = frozenset()
+    twins: ClassVar[Mapping[str, str]] = {}
     options: ClassVar[Mapping[str, Any]] = {}
 
     @abstractmethod
     def make(self, tokens: Tokens, spot: Spot) -> list[Item]:
-        """One to ``spot.room`` items that share ``spot.index`` as their first index. ValueError if the length is too short."""
+        """One to ``spot.room`` items whose first index is ``spot.index``. ValueError if the length is too short."""
 
     def build(self, tokens: Tokens, order: Order) -> list[Item]:
         """All items of ``order``, by task, then length, then index. Raises ValueError for unknown tasks and options."""
         options = {**self.options, **_known("option", order.options, self.options, self.name)}
         items: list[Item] = []
-        for rank, task in enumerate(self.chosen(order.tasks)):
+        for task in self.chosen(order.tasks):
             for length, count in sorted(order.counts.items()):
-                items.extend(self._slice(tokens, order, options, task, rank, length, count))
+                items.extend(self._slice(tokens, order, options, task, length, count))
         for item in items:
             tokens.check(item.context)
         return items
 
     def chosen(self, asked: tuple[str, ...]) -> list[str]:
         """Task names to build, in the suite's own order."""
-        _known("task", {task: None for task in asked}, self.tasks, self.name)
+        _known("task", dict.fromkeys(asked), self.tasks, self.name)
         return [task for task in self.tasks if (task in asked if asked else task not in self.optional)]
 
     def _slice(
-        self, tokens: Tokens, order: Order, options: Mapping[str, Any], task: str, rank: int, length: int, count: int
+        self, tokens: Tokens, order: Order, options: Mapping[str, Any], task: str, length: int, count: int
     ) -> list[Item]:
+        seeded = self.twins.get(task, task)
+        rank = list(self.tasks).index(seeded)
         made: list[Item] = []
         groups = 0
         while len(made) < count:
             depth = order.depths[(groups + rank) % len(order.depths)]
-            rng = random.Random(f"{order.seed}/{self.name}/{task}/{length}/{groups}")
+            rng = random.Random(f"{order.seed}/{self.name}/{seeded}/{length}/{groups}")
             spot = Spot(task, length, depth, len(made), count - len(made), order.depths, rng, options)
             group = self.make(tokens, spot)
             assert 0 < len(group) <= spot.room, f"{self.name}/{task}: {len(group)} items for a room of {spot.room}"

@@ -17,8 +17,8 @@ from kvgate.evals.items import Choice, Exact, Ids, Item, Turn
 from kvgate.evals.sources import fingerprint, lay, library_files, library_root, parse
 from kvgate.evals.suites import words
 from kvgate.evals.suites.base import Spot, Suite
-from kvgate.evals.suites.renaming import in_style, rename
 from kvgate.evals.suites.completion import sites
+from kvgate.evals.suites.renaming import in_style, rename
 
 DEFINITIONS, EXAMPLES = 5, 2
 MAX_BLOCK = 1200  # characters; longer statements leave too few borders
@@ -131,7 +131,7 @@ def _names(spot: Spot, style: str) -> list[str]:
 
 
 def _code(tokens: Tokens, spot: Spot) -> tuple[Path, list[Ids]]:
-    """A file with enough short statements, renamed, as blocks of ids that each begin a line; a window of it at random."""
+    """A file with enough short statements, renamed, in blocks of ids that begin a line; a window of it at random."""
     files = [path for path in library_files() if path.stat().st_size > 5 * spot.length]
     if not files:
         raise ValueError(f"suite lengths: no file has {spot.length} tokens of code; ask for less")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 from kvgate.evals.chat import Tokens
 from kvgate.evals.items import Ids
@@ -59,7 +60,7 @@ def _gaps(source: str, name: str, length: int) -> list[tuple[int, int]]:
     places = [found.start() for found in re.finditer(rf"(?<![\w.]){re.escape(name)}\b", source)]
     return [
         (before, use)
-        for before, use in zip(places, places[1:], strict=False)
+        for before, use in pairwise(places)
         if length / 4 * CHARS_PER_TOKEN < use - before < length * 4 and not _is_definition(source, use)
     ]
 

@@ -27,7 +27,7 @@ class Retrieval(Suite):
     name = "retrieval"
     measures = "Whether a fact stated once in a long text can still be found when the question comes after eviction."
     why_eviction_hurts = (
-        "The question is not known when tokens are dropped. Whatever leaves the cache with the needle's tokens is gone; a "
+        "The question is not known when tokens are dropped. What leaves the cache with the needle's tokens is gone; a "
         "policy that keeps recent or popular tokens has no reason to keep a number that nothing refers to yet."
     )
     tasks: ClassVar = {

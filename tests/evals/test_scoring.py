@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgate.evals.items import Exact
-from kvgate.evals.scoring import first_line, normalise, score_choice, score_exact
+from kvgate.evals.items import Exact, Listing, Recall, Rule
+from kvgate.evals.normalising import first_line, normalise
+from kvgate.evals.scoring import score_answer, score_choice, score_exact
+from kvgate.evals.scoring_rules import CHECKS
 
 WORDS = st.text("abcdefgh", min_size=1, max_size=6)
 NUMBERS = st.integers(0, 10**9)
@@ -107,3 +109,49 @@ def test_choice_wants_the_strictly_likeliest() -> None:
     assert score_choice([-1.0, -1.0], 0) == 0.0
     assert score_choice([math.nan, -1.0], 1) == 0.0
     assert score_choice([math.nan, math.nan], 0) == 0.0
+
+
+def test_recall_is_a_share() -> None:
+    recall = Recall(("12", "345", "New York"))
+    assert score_answer("12, 3456\nnew york", recall) == pytest.approx(2 / 3)
+    assert score_answer("", recall) == 0.0
+
+
+def test_listing_wants_lines_at_their_places() -> None:
+    listing = Listing(("1", "2", "3", "4"))
+    assert score_answer("1\n\n2\n4\n4\n5", listing) == 0.75
+    assert score_answer("", listing) == 0.0
+
+
+@pytest.mark.parametrize(
+    "rule, good, bad",
+    [
+        (Rule("contains", "amber"), "It is Amber.", "It is amberish."),
+        (Rule("lacks", "amber"), "It is red.", "It is AMBER"),
+        (Rule("starts", "Dear Nora"), "dear nora, hello", "hello dear nora"),
+        (Rule("ends", "Over and out"), "Yes. Over and out!", "Over and out? Yes"),
+        (Rule("upper"), "YES, 3 OF THEM", "YES, three"),
+        (Rule("lower"), "yes, 3", "Yes"),
+        (Rule("digits"), "1 2 3", "1, two"),
+        (Rule("bullets"), "- a\n- b", "- a\nb"),
+        (Rule("max_words", "3"), "one two three", "one two three four"),
+        (Rule("language", "fr"), "le chat est dans la maison", "the cat is in the house"),
+        (Rule("language", "en"), "the cat is in the house", "el gato es de la casa"),
+    ],
+)
+def test_rules(rule: Rule, good: str, bad: str) -> None:
+    assert score_answer(good, rule) == 1.0
+    assert score_answer(bad, rule) == 0.0
+
+
+@pytest.mark.parametrize("check", list(CHECKS))
+def test_silence_obeys_nothing(check: str) -> None:
+    value = {"max_words": "3", "language": "en"}.get(check, "amber")
+    assert score_answer(" \n", Rule(check, value)) == 0.0  # type: ignore[arg-type]
+
+
+def test_a_rule_without_its_value_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_words"):
+        score_answer("a b", Rule("max_words", "many"))
+    with pytest.raises(ValueError, match="language 'xx'"):
+        score_answer("a b", Rule("language", "xx"))

@@ -16,12 +16,14 @@ LLAMA = (
     "{% if add_generation_prompt %}{{ '[assistant]\n' }}{% endif %}"
 )
 GEMMA = (
-    "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
-    "{{ '<turn>' + m.role + '\n' + m.content + '</s>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<turn>model\n' }}{% endif %}"
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}"
+    "{% endif %}{{ '<turn>' + m.role + '\n' + m.content + '</s>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<turn>model\n' }}{% endif %}"
 )
 THINKING = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% if not enable_thinking %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+    "{% if not enable_thinking %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"
 )
 
 
