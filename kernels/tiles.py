@@ -32,25 +32,33 @@ def kind_of(tokens: int, group: int) -> Kind:
     return "short" if tokens * group <= 64 else "long"
 
 
-def attention_tile(kind: Kind, head_dim: int, group: int, element_size: int) -> Tile:
-    """Tile for a kind of row; element_size in bytes. fp32 dots run without tensor cores and need registers."""
+def attention_tile(kind: Kind, head_dim: int, group: int, element_size: int, sinks: bool) -> Tile:
+    """Tile for a kind of row; element_size in bytes. A second query for sinks costs registers.
+
+    fp32 dots run without tensor cores (TF32 would be another function) and take small tiles to stay in registers.
+    """
     block_d = max(16, power_of_two(head_dim))
-    wide = element_size == 4
+    least = power_of_two(group)
+    split = {"decode": 512, "short": 2048, "long": 0}[kind]
+    if element_size == 4:
+        return Tile(max(16, least), 32, block_d, split, 8, 1)
+    heavy = block_d > 128 or (block_d == 128 and sinks)
     if kind == "decode":
-        block_n = 32 if wide or block_d > 128 else 64
-        return Tile(max(16, power_of_two(group)), block_n, block_d, 512, 4, 1)
+        return Tile(max(16, least), 32 if heavy else 64, block_d, split, 4, 1)
+    if block_d > 128:
+        return Tile(max(32, least), 32, block_d, split, 4, 2)
+    if heavy:
+        return Tile(max(64, least), 64, block_d, split, 8, 2)
     if kind == "short":
-        return Tile(max(64, power_of_two(group)), 32 if wide or block_d > 128 else 64, block_d, 2048, 4, 1)
-    if wide:
-        return Tile(max(32, power_of_two(group)), 32, block_d, 0, 4, 1)
-    block_m = 128 if block_d <= 128 else 64
-    return Tile(
-        max(block_m, power_of_two(group)), 64 if block_d <= 128 else 32, block_d, 0, 8 if block_m == 128 else 4, 2
-    )
+        return Tile(max(64, least), 64, block_d, split, 4, 1)
+    return Tile(max(128, least), 64, block_d, split, 8, 2)
 
 
 def mass_tile(head_dim: int, group: int, element_size: int) -> Tile:
     """Tile of the column mass kernel: block_n columns against block_m query rows at a time."""
     block_d = max(16, power_of_two(head_dim))
-    small = element_size == 4 or block_d > 128
-    return Tile(max(32 if small else 64, power_of_two(group)), 32 if small else 64, block_d, 0, 4, 1)
+    if element_size == 4:
+        return Tile(max(16, power_of_two(group)), 16 if block_d > 128 else 32, block_d, 0, 8, 1)
+    if block_d > 128:
+        return Tile(max(32, power_of_two(group)), 16, block_d, 0, 4, 1)
+    return Tile(max(64, power_of_two(group)), 64, block_d, 0, 4, 1)

@@ -89,13 +89,9 @@ def attend_kernel(
     sum_ptr,
     scores_ptr,
     q_token,
-    q_head,
     sink_token,
-    sink_head,
     k_page,
     v_page,
-    k_head,
-    v_head,
     positions_page,
     tables_row,
     tables_head,
@@ -111,6 +107,8 @@ def attend_kernel(
     G: tl.constexpr,
     D: tl.constexpr,
     S: tl.constexpr,
+    Q_HEAD: tl.constexpr,
+    SINK_HEAD: tl.constexpr,
     K_SLOT: tl.constexpr,
     V_SLOT: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -128,7 +126,8 @@ def attend_kernel(
     """Grid (tiles, H, splits). Without SPLIT, out [T, Q, D], lse and the softmax's max and sum [T, Q] are final.
 
     With SPLIT, `out_ptr`, `max_ptr` and `sum_ptr` are the split's own, fp32 [tiles, H, splits, TOKENS * G (, D)].
-    `window` is a number of tokens; callers without one pass 2**30.
+    K_SLOT and V_SLOT are the strides of a page's slots, or of the heads where K and V are contiguous. `window` is a
+    number of tokens; callers without one pass 2**30.
     """
     TOKENS: tl.constexpr = BLOCK_M // G
     tile = tl.program_id(0)
@@ -144,8 +143,8 @@ def attend_kernel(
         live_ptr += row * live_row + head * live_head
     else:
         limit = end
-        k_ptr += head * k_head
-        v_ptr += head * v_head
+        k_ptr += head * K_SLOT
+        v_ptr += head * V_SLOT
     if SPLIT > 0 and split * SPLIT >= limit:
         return
     exempt_ptr += row * spans * 2
@@ -158,11 +157,11 @@ def attend_kernel(
     query = token.to(tl.int64)
     query_head = head * G + m % G
     q_mask = m_ok[:, None] & d_ok
-    q = tl.load(q_ptr + (query * q_token + query_head * q_head)[:, None] + d[None, :], mask=q_mask, other=0.0)
+    q = tl.load(q_ptr + (query * q_token + query_head * Q_HEAD)[:, None] + d[None, :], mask=q_mask, other=0.0)
     q_sink = q
     sink_end = 0
     if HAS_SINK:
-        sink_at = (query * sink_token + query_head * sink_head)[:, None] + d[None, :]
+        sink_at = (query * sink_token + query_head * SINK_HEAD)[:, None] + d[None, :]
         q_sink = tl.load(q_sink_ptr + sink_at, mask=q_mask, other=0.0)
         sink_end = tl.load(sink_end_ptr + row)
     if UPCAST:

@@ -61,11 +61,8 @@ def column_mass_kernel(
     sum_ptr,
     mass_ptr,
     q_token,
-    q_head,
     sink_token,
-    sink_head,
     k_page,
-    k_head,
     positions_page,
     tables_row,
     tables_head,
@@ -81,6 +78,8 @@ def column_mass_kernel(
     G: tl.constexpr,
     D: tl.constexpr,
     S: tl.constexpr,
+    Q_HEAD: tl.constexpr,
+    SINK_HEAD: tl.constexpr,
     K_SLOT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -104,7 +103,7 @@ def column_mass_kernel(
         live_ptr += row * live_row + head * live_head
     else:
         limit = end
-        k_ptr += head * k_head
+        k_ptr += head * K_SLOT
     exempt_ptr += row * spans * 2
     index = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     page, slot, position, alive = locate(index, limit, tables_ptr, live_ptr, positions_ptr, positions_page, PAGED, S)
@@ -126,10 +125,10 @@ def column_mass_kernel(
         if tl.max(p, 0) >= earliest:
             query_head = head * G + m % G
             q_mask = m_ok[:, None] & d_ok
-            q = tl.load(q_ptr + (query * q_token + query_head * q_head)[:, None] + d[None, :], mask=q_mask, other=0.0)
+            q = tl.load(q_ptr + (query * q_token + query_head * Q_HEAD)[:, None] + d[None, :], mask=q_mask, other=0.0)
             q_sink = q
             if HAS_SINK:
-                sink_at = (query * sink_token + query_head * sink_head)[:, None] + d[None, :]
+                sink_at = (query * sink_token + query_head * SINK_HEAD)[:, None] + d[None, :]
                 q_sink = tl.load(q_sink_ptr + sink_at, mask=q_mask, other=0.0)
             if UPCAST:
                 q = q.to(tl.float32)

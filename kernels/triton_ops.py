@@ -54,6 +54,11 @@ class _Launch:
     def q_sink(self) -> Tensor:
         return self.q if self.rules.q_sink is None else self.rules.q_sink
 
+    def tile(self, kind: Kind) -> Tile:
+        """Tile for the rows of a kind."""
+        sinks = self.rules.q_sink is not None
+        return attention_tile(kind, int(self.q.shape[2]), self.group, self.q.element_size(), sinks)
+
     def pointers(self) -> dict[str, Tensor]:
         """Pointer arguments; unused ones get a tensor that the kernel does not read."""
         unused = self.row_start
@@ -78,11 +83,8 @@ class _Launch:
         cache, rules = self.cache, self.rules
         return {
             "q_token": self.q.stride(0),
-            "q_head": self.q.stride(1),
             "sink_token": self.q_sink.stride(0),
-            "sink_head": self.q_sink.stride(1),
             "k_page": self.k.stride(0),
-            "k_head": 0 if cache is not None else self.k.stride(1),
             "positions_page": 0 if cache is None else cache.positions_NS.stride(0),
             "tables_row": 0 if cache is None else cache.tables_RHP.stride(0),
             "tables_head": 0 if cache is None else cache.tables_RHP.stride(1),
@@ -98,13 +100,14 @@ class _Launch:
 
     def constants(self) -> dict[str, int | bool]:
         """Compile-time arguments that all kernels share."""
-        paged = self.cache is not None
         return {
             "G": self.group,
             "D": int(self.q.shape[2]),
             "S": self.cache.page_size if self.cache is not None else 1,
-            "K_SLOT": self.k.stride(1) if paged else 0,
-            "PAGED": paged,
+            "Q_HEAD": self.q.stride(1),
+            "SINK_HEAD": self.q_sink.stride(1),
+            "K_SLOT": self.k.stride(1),
+            "PAGED": self.cache is not None,
             "HAS_LOWER": self.rules.lower is not None,
             "HAS_SINK": self.rules.q_sink is not None,
             "HAS_CAP": self.rules.softcap is not None,
@@ -126,7 +129,8 @@ def _results(q: Tensor) -> _Results:
     """Filled with the answer for queries that see nothing, since no program may come by their row."""
     facts = torch.zeros((2, *q.shape[:2]), dtype=torch.float32, device=q.device)
     lse = torch.full(q.shape[:2], float("-inf"), dtype=torch.float32, device=q.device)
-    return _Results(torch.zeros(q.shape, dtype=q.dtype, device=q.device), lse, facts[0], facts[1])
+    dtype = torch.float32 if interpreted() else q.dtype  # the interpreter truncates to bf16 instead of rounding
+    return _Results(torch.zeros(q.shape, dtype=dtype, device=q.device), lse, facts[0], facts[1])
 
 
 def decode(q_RQD: Tensor, cache: PagedKV, query_position_R: Tensor, rules: Rules, want_mass: bool) -> Attention:
@@ -135,7 +139,7 @@ def decode(q_RQD: Tensor, cache: PagedKV, query_position_R: Tensor, rules: Rules
     results = _results(q_RQD)
     mass = _no_mass(cache) if want_mass else None
     if rows == 0 or kv_heads == 0 or width == 0:
-        return Attention(results.out, results.lse, mass)
+        return Attention(results.out.to(q_RQD.dtype), results.lse, mass)
     starts = cache.page_counts_RH  # not read: the tiles are the rows
     launch = _launch(q_RQD, cache, query_position_R, starts, rules)
     slots = width * cache.page_size
@@ -156,7 +160,7 @@ def decode(q_RQD: Tensor, cache: PagedKV, query_position_R: Tensor, rules: Rules
             BLOCK_G=power_of_two(launch.group),
             BLOCK_N=MASS_BLOCK,
         )
-    return Attention(results.out, results.lse, mass)
+    return Attention(results.out.to(q_RQD.dtype), results.lse, mass)
 
 
 def extend(
@@ -167,7 +171,7 @@ def extend(
     results = _results(q_TQD)
     mass = _no_mass(cache) if want_mass else None
     if q_TQD.shape[0] == 0 or kv_heads == 0 or width == 0:
-        return Attention(results.out, results.lse, mass)
+        return Attention(results.out.to(q_TQD.dtype), results.lse, mass)
     starts = torch.tensor(row_start, dtype=torch.int32).to(q_TQD.device)
     launch = _launch(q_TQD, cache, query_position_T, starts, rules)
     kinds: dict[Kind, list[int]] = {}
@@ -176,11 +180,11 @@ def extend(
         if tokens:
             kinds.setdefault(kind_of(tokens, launch.group), []).append(row)
     for kind, members in kinds.items():
-        tile = attention_tile(kind, cache.head_dim, launch.group, q_TQD.element_size())
+        tile = launch.tile(kind)
         _attend(launch, _tiles(row_start, members, tile.block_m // launch.group, q_TQD.device), kind, results, None)
     if mass is not None:
         _column_mass(launch, results, mass.view(rows, kv_heads, -1))
-    return Attention(results.out, results.lse, mass)
+    return Attention(results.out.to(q_TQD.dtype), results.lse, mass)
 
 
 def prefill(q_TQD: Tensor, k_THD: Tensor, v_THD: Tensor, rules: Rules, want_mass: bool) -> Attention:
@@ -192,11 +196,11 @@ def prefill(q_TQD: Tensor, k_THD: Tensor, v_THD: Tensor, rules: Rules, want_mass
         starts = torch.tensor([0, tokens], dtype=torch.int32).to(q_TQD.device)
         k_THD, v_THD = (x if x.stride(2) == 1 else x.contiguous() for x in (k_THD, v_THD))
         launch = _Launch(q_TQD, k_THD, v_THD, None, starts, starts, rules, kv_heads, 1)
-        tile = attention_tile("long", q_TQD.shape[2], launch.group, q_TQD.element_size())
+        tile = launch.tile("long")
         _attend(launch, _tiles([0, tokens], [0], tile.block_m // launch.group, q_TQD.device), "long", results, None)
         if mass is not None:
             _column_mass(launch, results, mass)
-    return Attention(results.out, results.lse, None if mass is None else mass[0])
+    return Attention(results.out.to(q_TQD.dtype), results.lse, None if mass is None else mass[0])
 
 
 def _no_mass(cache: PagedKV) -> Tensor:
@@ -223,7 +227,7 @@ def _tiles(row_start: list[int], members: list[int], tokens: int, device: torch.
 
 def _attend(launch: _Launch, tiles: _Tiles, kind: Kind, results: _Results, scores: Tensor | None) -> None:
     group, dim = launch.group, int(launch.q.shape[2])
-    tile = attention_tile(kind, dim, group, launch.q.element_size())
+    tile = launch.tile(kind)
     splits, used = 1, (tile.block_m // group) * group
     target, highest, total = results.out, results.highest, results.total
     if tile.split and launch.cache is not None:
@@ -269,7 +273,6 @@ def _start_attend(
     scores: Tensor | None,
     splits: int,
 ) -> None:
-    paged = launch.cache is not None
     attend_kernel[(tiles.count, launch.kv_heads, splits)](
         **launch.pointers(),
         **launch.numbers(),
@@ -284,8 +287,7 @@ def _start_attend(
         scores_ptr=lse if scores is None else scores,
         scores_width=0 if scores is None else scores.shape[2],
         v_page=launch.v.stride(0),
-        v_head=0 if paged else launch.v.stride(1),
-        V_SLOT=launch.v.stride(1) if paged else 0,
+        V_SLOT=launch.v.stride(1),
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         BLOCK_D=tile.block_d,
