@@ -78,7 +78,7 @@ class Compiled:
             return 0
         slots = self.constants["BLOCK"] if self.kernel == "move" else self.constants["BLOCK_N"]
         size = slots * self.constants["BLOCK_D"] * (4 if self.case["dtype"] == "fp32" else 2)
-        return max(1, (1 if self.kernel == "column_mass" else 2) * size // (16 * 32 * self.num_warps))
+        return max(1, (1 if self.kernel == "column_mass" else 2) * int(size) // (16 * 32 * self.num_warps))
 
     def faults(self) -> list[str]:
         """Broken gates."""
