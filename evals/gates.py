@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -33,7 +33,8 @@ class Gate:
         alpha: chance of enabling a policy that loses a margin or more, and of blocking one that loses less than all.
         floor: the exact run's mean score must be at least this, with ``floor_confidence`` (one-sided); where it is not,
             nothing can be concluded about a policy.
-        min_items, min_clusters: least evidence for a suite; ``min_slice_items`` for a slice.
+        min_items, min_clusters: least evidence for a suite; ``min_slice_clusters`` for a slice. With less the exact
+            run's competence cannot be judged either, so the stratum stays open.
         slice_by: what tells slices of a suite apart. Depths are put into ``depth_bins`` equal bins of [0, 1].
         slice_alarm, alarm_clusters: a policy is not enabled if any (length, depth) group or any task of at least
             ``alarm_clusters`` clusters lost ``slice_alarm`` or more of its mean score, whatever the slices say. This
@@ -52,7 +53,7 @@ class Gate:
     floor_confidence: float = 0.95
     min_items: int = 250
     min_clusters: int = 100
-    min_slice_items: int = 30
+    min_slice_clusters: int = 30
     slice_by: tuple[SliceKey, ...] = ("length", "depth")
     depth_bins: int = 5
     slice_alarm: float = 0.5
@@ -140,11 +141,6 @@ def parse_gate(text: str, source: str) -> Gate:
     return Gate(**values)
 
 
-def with_margins(gate: Gate, m_suite: float, m_slice: float) -> Gate:
-    """The same gate with other margins, checked again."""
-    return replace(gate, m_suite=m_suite, m_slice=m_slice)
-
-
 def _suite_rules(raw: object, source: str) -> dict[str, SuiteRule]:
     if not isinstance(raw, dict):
         raise ValueError(f"gate {source}: suites is {raw!r}; map suite names to their rules")
@@ -191,24 +187,21 @@ def _typed(value: Any, kind: str, where: str) -> Any:
 
 
 def _check_fractions(gate: Gate) -> None:
-    limits = {
-        "alpha": (0.0, 0.2, "a chance of error of at most 0.2, usually 0.05"),
-        "floor_confidence": (0.5, 1.0, "a confidence above 0.5 and below 1, usually 0.95"),
-        "slice_alarm": (0.0, 1.0000001, "a loss above 0 and at most 1"),
-        "length_drift": (0.0, 1.0, "a relative difference above 0 and below 1, usually 0.1"),
+    sound = {
+        "alpha": (0.0 < gate.alpha <= 0.2, "a chance of error above 0 and at most 0.2, usually 0.05"),
+        "floor_confidence": (0.5 < gate.floor_confidence < 1.0, "a confidence above 0.5 and below 1, usually 0.95"),
+        "slice_alarm": (0.0 < gate.slice_alarm <= 1.0, "a loss above 0 and at most 1"),
+        "length_drift": (0.0 < gate.length_drift < 1.0, "a relative difference above 0 and below 1, usually 0.1"),
+        "max_excluded": (0.0 <= gate.max_excluded < 1.0, "a share of at least 0 and below 1"),
+        "canary_fraction": (0.0 <= gate.canary_fraction < 1.0, "a share of at least 0 and below 1"),
     }
-    for name, (low, high, remedy) in limits.items():
-        value = getattr(gate, name)
-        if not low < value < high + (1e-12 if name == "alpha" else 0.0):
-            raise ValueError(f"gate {gate.name}: {name} is {value}; give {remedy}")
-    for name in ("max_excluded", "canary_fraction"):
-        value = getattr(gate, name)
-        if not 0.0 <= value < 1.0:
-            raise ValueError(f"gate {gate.name}: {name} is {value}; give a share of at least 0 and below 1")
+    for name, (fine, remedy) in sound.items():
+        if not fine:
+            raise ValueError(f"gate {gate.name}: {name} is {getattr(gate, name)}; give {remedy}")
 
 
 def _check_counts(gate: Gate) -> None:
-    for name in ("min_items", "min_clusters", "min_slice_items", "depth_bins", "alarm_clusters"):
+    for name in ("min_items", "min_clusters", "min_slice_clusters", "depth_bins", "alarm_clusters"):
         if getattr(gate, name) < 1:
             raise ValueError(f"gate {gate.name}: {name} is {getattr(gate, name)}; give at least 1")
     if gate.shadow_only and gate.canary_fraction > 0.0:

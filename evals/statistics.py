@@ -35,6 +35,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import optimize
 
 Floats = NDArray[np.float64]
 
@@ -43,7 +44,6 @@ Floats = NDArray[np.float64]
 FRACTIONS: tuple[float, ...] = (0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.98)
 
 _EDGE = 1e-9
-_HALVINGS = 48
 
 
 def log_e_above(values: ArrayLike, mu: float, weights: ArrayLike | None = None) -> float:
@@ -58,7 +58,7 @@ def log_e_above(values: ArrayLike, mu: float, weights: ArrayLike | None = None) 
         Natural logarithm of the e-value; 0 without data.
     """
     x, w, counts = _distinct(values, weights)
-    return _log_mean_exp(_log_wealth(x, w, mu) @ counts)
+    return float(_log_mean_exp(_log_factors(x, w, mu) @ counts))
 
 
 def log_e_pass(differences: ArrayLike, margin: float, weights: ArrayLike | None = None) -> float:
@@ -82,13 +82,18 @@ def confidence_bounds(differences: ArrayLike, alpha: float, weights: ArrayLike |
     return _lower_limit(d, alpha, weights), -_lower_limit(-d, alpha, weights)
 
 
-def log_e_paths(values: ArrayLike, mu: float) -> Floats:
-    """The e-process of :func:`log_e_above` after each cluster: ``[..., clusters]`` in, same shape out, unweighted."""
-    x = np.asarray(values, dtype=np.float64)
-    total: Floats = np.full(x.shape, -np.inf)
-    for fraction in FRACTIONS:
-        np.logaddexp(total, np.cumsum(np.log1p(fraction * (x - mu) / (1.0 + mu)), axis=-1), out=total)
-    return np.asarray(total - math.log(len(FRACTIONS)))
+def log_e_counts(support: ArrayLike, counts: ArrayLike, mu: float) -> Floats:
+    """Log e-values against ``H0: mean <= mu`` from counts of distinct values.
+
+    Args:
+        support: distinct values in [-1, 1], ``[values]``; ``counts``: how often each occurred, ``[..., values]``.
+
+    Returns:
+        One log e-value for each leading index, ``[...]``.
+    """
+    x = np.asarray(support, dtype=np.float64)
+    wealth = np.asarray(counts, dtype=np.float64) @ _log_factors(x, np.ones_like(x), mu).T
+    return _log_mean_exp(wealth)
 
 
 def mean_of_e(log_values: Sequence[float], weights: Sequence[float]) -> float:
@@ -105,16 +110,14 @@ def _lower_limit(d: Floats, alpha: float, weights: ArrayLike | None) -> float:
     x, w, counts = _distinct(d, weights)
     target = math.log(1.0 / alpha)
 
-    def rejected(mu: float) -> bool:
-        return _log_mean_exp(_log_wealth(x, w, mu) @ counts) >= target
+    def excess(mu: float) -> float:
+        return float(_log_mean_exp(_log_factors(x, w, mu) @ counts)) - target
 
     low, high = -1.0 + _EDGE, 1.0 - _EDGE
-    if not rejected(low):
+    if excess(low) < 0.0:
         return -1.0
-    for _ in range(_HALVINGS):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if rejected(middle) else (low, middle)
-    return low
+    # At the upper edge the e-value of any data is below 1, so the sign changes.
+    return float(optimize.brentq(excess, low, high, xtol=_EDGE))
 
 
 def _distinct(values: ArrayLike, weights: ArrayLike | None) -> tuple[Floats, Floats, Floats]:
@@ -130,12 +133,13 @@ def _distinct(values: ArrayLike, weights: ArrayLike | None) -> tuple[Floats, Flo
     return pairs[0], pairs[1], counts.astype(np.float64)
 
 
-def _log_wealth(x: Floats, w: Floats, mu: float) -> Floats:
+def _log_factors(x: Floats, w: Floats, mu: float) -> Floats:
     """``[fractions, clusters]``: log of one factor for each bet."""
     if not -1.0 < mu < 1.0:
         raise ValueError(f"margin {mu}: must lie between -1 and 1; differences of scores cannot leave that range")
     return np.log1p(np.asarray(FRACTIONS)[:, None] * (w * (x - mu) / (1.0 + mu))[None, :])
 
 
-def _log_mean_exp(log_values: Floats) -> float:
-    return float(np.logaddexp.reduce(log_values)) - math.log(log_values.size)
+def _log_mean_exp(log_values: Floats) -> Floats:
+    """Log of the mean over the last axis."""
+    return np.asarray(np.logaddexp.reduce(log_values, axis=-1) - math.log(log_values.shape[-1]))

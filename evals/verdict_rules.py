@@ -30,7 +30,7 @@ class JudgedSuite:
 def judge_suite(suite: str, pairs: Sequence[Pair], gate: Gate) -> JudgedSuite:
     """Slices first, then the suite on what is left of them."""
     strata = slices_of(suite, pairs, gate.slice_by, gate)
-    slices = tuple(judge(stratum, gate, gate.m_slice_of(suite), gate.min_slice_items, 1) for stratum in strata)
+    slices = tuple(judge(stratum, gate, gate.m_slice_of(suite), 1, gate.min_slice_clusters) for stratum in strata)
     out = [entry for entry in slices if entry.status == "not_evaluable"]
     kept = tuple(
         pair

@@ -116,8 +116,8 @@ def _status(
     loss = f"difference {n['difference']:+.3f} [{n['lower']:+.3f}, {n['upper']:+.3f}], margin {n['margin']:.3f}, {size}"
     values = f"e-values {show_e(n['log_e_pass'])} for passing, {show_e(n['log_e_block'])} for a loss beyond the margin"
     if n["items"] < least_items or n["clusters"] < least_clusters:
-        least = f"at least {least_items} items" + (f" in {least_clusters} clusters" if least_clusters > 1 else "")
-        return "inconclusive", f"{name}: {loss}, {values}; {least} are needed to pass"
+        least = (f"{least_items} items in " if least_items > 1 else "") + f"{least_clusters} clusters"
+        return "inconclusive", f"{name}: {loss}, {values}; at least {least} are needed to pass"
     if n["exact_low"] < n["floor"]:
         return "not_evaluable", (
             f"{name}: the exact run scores {n['exact']:.3f} on {size}, lower limit {n['exact_low']:.3f} at "
