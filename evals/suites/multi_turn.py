@@ -32,7 +32,6 @@ class MultiTurn(Suite):
         "Every turn evicts again, and what one question did not need the next one may. Facts, updates and standing "
         "instructions are old by the time they matter, and each answer is built on the model's own earlier answers."
     )
-    options: ClassVar = {"v": ""}
     protocol = "multi_turn"
     tasks: ClassVar = {
         "fact": "numbers told in early turns, asked for in later ones",
@@ -147,8 +146,6 @@ def _update(tokens: Tokens, spot: Spot) -> Talk:
 
 def _standing(tokens: Tokens, spot: Spot) -> Talk:
     cues, replies = _names(spot), words.numbers(spot.rng, SCORED)
-    if spot.options["v"] == "w":
-        replies = [" ".join(p) for p in words.pairs(spot.rng, SCORED)]
     form = "the reply to {} is"
     told = [(spot.depth, f"From now on, {form.format(c)} {x}.") for c, x in zip(cues, replies, strict=True)]
     turns = [

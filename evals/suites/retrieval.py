@@ -18,7 +18,7 @@ from kvgate.evals.suites.base import Spot, Suite
 
 INTRO = "Read this text. It holds numbers that you will be asked about.\n"
 NEEDLE = "The magic number of the {} is"
-NEEDLES, KEYS = 4, 8
+NEEDLES, KEYS = 4, 6
 
 
 class Retrieval(Suite):
@@ -34,7 +34,7 @@ class Retrieval(Suite):
         "single": "one needle in prose",
         "multi_key": f"{NEEDLES} needles of one form; one is asked for",
         "key_value": f"a list of {KEYS} keys and numbers in prose; one is asked for",
-        "assignment": "a counter set several times, beside another; its last value is asked for",
+        "assignment": "a counter is set and later changed, another is changed too; its last value is asked for",
     }
 
     def make(self, tokens: Tokens, spot: Spot) -> list[Item]:
@@ -108,17 +108,17 @@ def _key_value(tokens: Tokens, spot: Spot) -> Item:
 
 
 def _assignment(tokens: Tokens, spot: Spot) -> Item:
-    """Two values of the counter one after the other, another counter's between; the last stands at the item's depth."""
+    """A counter is set and later changed, and another is changed between; the change stands at the item's depth."""
     names = [" ".join(pair) for pair in words.pairs(spot.rng, 2)]
     first, other, last = words.numbers(spot.rng, 3)
-    form = "The counter {} is set to {}."
+    start, change = "The counter {} is set to", "The counter {} is now changed to"
     told = [
-        (spot.depth / 3, form.format(names[0], first)),
-        (spot.depth * 2 / 3, form.format(names[1], other)),
-        (spot.depth, form.format(names[0], last)),
+        (spot.depth / 3, f"{start.format(names[0])} {first}."),
+        (spot.depth * 2 / 3, f"{change.format(names[1])} {other}."),
+        (spot.depth, f"{change.format(names[0])} {last}."),
     ]
     head, laid = haystack(tokens, spot, told)
-    turn = ask(tokens, f"What is the counter {names[0]} set to now?", f"The counter {names[0]} is now set to", last)
+    turn = ask(tokens, f"What is the counter {names[0]} now?", change.format(names[0]), last)
     return finished(spot, head, laid, turn, [2])
 
 
