@@ -7,11 +7,14 @@ from importlib.metadata import entry_points
 
 from kvgate.evals.suites.base import Suite
 from kvgate.evals.suites.code import Code
+from kvgate.evals.suites.instructions import Instructions
+from kvgate.evals.suites.long_generation import LongGeneration
 from kvgate.evals.suites.multi_turn import MultiTurn
 from kvgate.evals.suites.retrieval import Retrieval
+from kvgate.evals.suites.shared import Shared
 
 GROUP = "kvgate.suites"
-OWN: tuple[type[Suite], ...] = (Retrieval, Code, MultiTurn)
+OWN: tuple[type[Suite], ...] = (Retrieval, Code, MultiTurn, Instructions, Shared, LongGeneration)
 
 
 def catalog() -> dict[str, type[Suite]]:

@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvgate.evals.chat import Tokens
-from kvgate.evals.items import Exact, Ids, Item, Turn
-from kvgate.evals.sources import fingerprint, lay, prose
+from kvgate.evals.items import Item, Turn
+from kvgate.evals.sources import fingerprint
 from kvgate.evals.suites import words
 from kvgate.evals.suites.base import Spot, Suite
+from kvgate.evals.suites.dialogue import ask, dialogue, exchange
 
 SCORED = 3
-REPLY = "Noted."
-NOTE = 90  # tokens of prose in a filler turn, at least
-Spans = tuple[tuple[int, int], ...]
 
 
 class MultiTurn(Suite):
@@ -44,7 +42,7 @@ class MultiTurn(Suite):
         talk = MAKERS[spot.task](tokens, spot)
         head = tokens.join(tokens.chat.start(), "I have some notes for you. ")
         needles = [(depth, exchange(tokens, text)) for depth, text in talk.told]
-        context, spans = _dialogue(tokens, spot, head, needles)
+        context, spans = dialogue(tokens, spot, head, needles)
         return [
             Item(
                 suite=self.name,
@@ -62,36 +60,6 @@ class MultiTurn(Suite):
         ]
 
 
-def exchange(tokens: Tokens, text: str | Ids, reply: str = REPLY) -> Ids:
-    """A whole early turn: the next user text and a scripted reply."""
-    return tokens.join(tokens.chat.next_user, text, tokens.chat.scripted, reply)
-
-
-def _dialogue(tokens: Tokens, spot: Spot, head: Ids, needles: list[tuple[float, Ids]]) -> tuple[Ids, Spans]:
-    """Exactly ``spot.length`` ids: head, a first user text cut to measure, then filler turns around the needles."""
-    opened = tokens.join(tokens.chat.scripted, REPLY)
-    space = spot.length - len(head) - len(opened) - sum(len(ids) for _, ids in needles)
-    if space < 0:
-        raise ValueError(f"suite lengths: {spot.length} tokens are too few for the turns of multi_turn; ask for more")
-    sentences = prose(tokens, spot.rng, 2 * spot.length)
-    fillers: list[Ids] = []
-    while len(turn := exchange(tokens, tokens.join("Note: ", _note(sentences)))) <= space:
-        fillers.append(turn)
-        space -= len(turn)
-    first = tuple(token for piece in sentences for token in piece)[-space:] if space else ()
-    before = head + first + opened
-    laid = lay(fillers, needles, spot.length - len(before))
-    return before + laid.ids, tuple((start + len(before), end + len(before)) for start, end in laid.spans)
-
-
-def _note(sentences: list[Ids]) -> Ids:
-    """Sentences taken from the end of the list, back in reading order."""
-    taken: list[Ids] = []
-    while sum(map(len, taken)) < NOTE:
-        taken.append(sentences.pop())
-    return tuple(token for piece in reversed(taken) for token in piece)[: 2 * NOTE]
-
-
 @dataclass(frozen=True)
 class Talk:
     """What is told early ((depth, user text), the evidence last) and asked later, in order of asking."""
@@ -99,18 +67,6 @@ class Talk:
     told: list[tuple[float, str]]
     turns: list[Turn]
     gold: list[str]
-
-
-def ask(tokens: Tokens, rank: int, text: str, prefix: str, gold: str) -> Turn:
-    """A scored turn: the user text, and the beginning of the answer that the model is to finish."""
-    return Turn(
-        prompt=tokens.join(() if rank else tokens.chat.next_user, text, tokens.chat.speak, prefix),
-        scoring=Exact((gold,), "first"),
-        max_new_tokens=10,
-        closing=tokens.chat.next_user,
-        stop=tokens.join("\n", "."),
-        label=f"q{rank + 1}",
-    )
 
 
 def _shuffled(spot: Spot) -> list[int]:
@@ -146,10 +102,10 @@ def _update(tokens: Tokens, spot: Spot) -> Talk:
 
 def _standing(tokens: Tokens, spot: Spot) -> Talk:
     cues, replies = _names(spot), words.numbers(spot.rng, SCORED)
-    form = "the reply to {} is"
-    told = [(spot.depth, f"From now on, {form.format(c)} {x}.") for c, x in zip(cues, replies, strict=True)]
+    form = "reply number of the {} is"
+    told = [(spot.depth, f"From now on, the {form.format(c)} {x}.") for c, x in zip(cues, replies, strict=True)]
     turns = [
-        ask(tokens, rank, f"{cues[k].capitalize()}.", f"As agreed, {form.format(cues[k])}", replies[k])
+        ask(tokens, rank, f"I say {cues[k]}. What do you reply?", f"The {form.format(cues[k])}", replies[k])
         for rank, k in enumerate(_shuffled(spot))
     ]
     return Talk(told, turns, replies)

@@ -3,13 +3,15 @@
 import random
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvgate.evals.chat import Tokens
-from kvgate.evals.items import Choice, Exact, Item
+from kvgate.evals.items import Choice, Exact, Item, Listing, Recall
+from kvgate.evals.scoring import score_answer
 from kvgate.evals.suites.base import Order, Suite
 from kvgate.evals.suites.catalog import OWN, catalog, suite_class
 
@@ -41,6 +43,8 @@ def test_every_task_and_length_has_its_count(built: dict[str, list[Item]], name:
 @pytest.mark.parametrize("name", NAMES)
 def test_evidence_is_whole(built: dict[str, list[Item]], name: str, chatml: Any) -> None:
     for item in built[name]:
+        if item.task == "count":  # nothing to find: the text is only there to be in the way
+            continue
         assert item.facts, item.task
         told = " ".join(chatml.decode(item.context[start:end]) for start, end in item.facts)
         for turn in item.turns:
@@ -67,8 +71,9 @@ def test_nothing_is_cut_by_its_own_cap(built: dict[str, list[Item]], name: str, 
 @pytest.mark.parametrize("name", NAMES)
 def test_contexts_do_not_share_a_prefix(built: dict[str, list[Item]], name: str) -> None:
     """No fixed haystack: past the template and the introduction, contexts are different."""
-    starts = {item.context[64:128] for item in built[name]}
-    assert len(starts) == len({item.context_hash for item in built[name]})
+    twins = suite_class(name).twins
+    contexts = [item.context for item in built[name] if item.task not in twins]
+    assert len({context[96:160] for context in contexts}) == len(contexts)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -92,8 +97,12 @@ def test_depth_says_where_the_evidence_is(tokens: Tokens, name: str) -> None:
     suite = suite_class(name)()
     tasks = tuple(task for task in suite.chosen(()) if task not in suite.loose_depths)
     for item in suite.build(tokens, Order(counts={2048: 2}, depths=(0.1, 0.9), tasks=tasks)):
+        if item.depth is None:
+            assert name in ("instructions", "long_generation")
+            continue
         last = max(start for start, _ in item.facts) if name == "multi_turn" else item.facts[0][0]
-        assert item.depth is not None
+        if item.task == "recite":  # the list is a third of the context
+            last = round(last / (item.length - (item.facts[0][1] - last)) * item.length)
         assert abs(last / item.length - item.depth) < 0.2, (item.task, item.depth, last)
 
 
@@ -104,6 +113,67 @@ def test_documents_itself(name: str) -> None:
     assert suite.why_eviction_hurts
     assert 0 < suite.floor <= 1
     assert all(suite.tasks.values())
+
+
+def test_twins_differ_in_one_thing(built: dict[str, list[Item]]) -> None:
+    system = [item for item in built["instructions"] if item.task == "system"]
+    protected = [item for item in built["instructions"] if item.task == "system_protected"]
+    assert [item.context for item in system] == [item.context for item in protected]
+    assert all(item.protected == item.facts for item in protected)
+    assert not any(item.protected for item in system)
+    unaware = [item for item in built["shared"] if item.task == "unaware"]
+    aware = [item for item in built["shared"] if item.task == "aware"]
+    for one, other in zip(unaware, aware, strict=True):
+        assert [turn.scoring for turn in one.turns] == [turn.scoring for turn in other.turns]
+        first = one.turns[0].prompt[: len(one.turns[0].prompt) - len(other.turns[0].prompt)]
+        assert other.context[-len(first) :] == first  # the first question, already in the context
+
+
+@pytest.mark.parametrize("task", sorted(suite_class("retrieval").optional))
+def test_several_answers(tokens: Tokens, chatml: Any, task: str) -> None:
+    for item in suite_class("retrieval")().build(tokens, Order(counts={512: 2}, tasks=(task,))):
+        scoring = item.turns[0].scoring
+        assert isinstance(scoring, Recall)
+        context = chatml.decode(item.context)
+        assert len(set(scoring.expected)) == len(scoring.expected) > 1
+        assert all(wanted in context for wanted in scoring.expected)
+        assert score_answer(", ".join(scoring.expected), scoring) == 1.0
+
+
+def test_the_commonest_words_are_the_commonest(tokens: Tokens, chatml: Any) -> None:
+    for task in ("common_words", "frequent_words"):
+        for item in suite_class("retrieval")().build(tokens, Order(counts={2048: 2}, tasks=(task,))):
+            scoring = item.turns[0].scoring
+            assert isinstance(scoring, Recall)
+            counts = Counter(chatml.decode(item.context).split("\n")[-1].split())
+            assert {word for word, _ in counts.most_common(len(scoring.expected))} == set(scoring.expected)
+
+
+def test_instructions_beyond_the_embedded_model(tokens: Tokens) -> None:
+    items = suite_class("instructions")().build(tokens, Order(counts={512: 2}, tasks=("format", "leak")))
+    assert {turn.label for item in items for turn in item.turns} == {
+        "capitals", "forbidden", "language", "ending", "leak"
+    }  # fmt: skip
+
+
+def test_long_answers_list_every_line(tokens: Tokens, chatml: Any) -> None:
+    for item in suite_class("long_generation")().build(tokens, Order(counts={1024: 1})):
+        scoring = item.turns[0].scoring
+        assert isinstance(scoring, Listing)
+        answer = "\n".join(scoring.expected)
+        assert score_answer(answer, scoring) == 1.0
+        assert item.turns[0].max_new_tokens - 60 < len(tokens.encode(answer)) <= item.turns[0].max_new_tokens
+        if item.task == "recite":
+            assert answer in chatml.decode(item.context)
+    with pytest.raises(ValueError, match="new_tokens"):
+        suite_class("long_generation")().build(tokens, Order(options={"new_tokens": 0}))
+
+
+def test_fewer_tasks_keep_the_same_items(tokens: Tokens, built: dict[str, list[Item]]) -> None:
+    some = suite_class("retrieval")().build(tokens, Order(counts=COUNTS, tasks=("assignment",)))
+    assert [item.item_hash for item in some] == [
+        item.item_hash for item in built["retrieval"] if item.task == "assignment"
+    ]
 
 
 def test_choices_are_different(built: dict[str, list[Item]]) -> None:
