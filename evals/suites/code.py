@@ -1,27 +1,27 @@
 """Use late what was defined early, in real code with fresh names.
 
-Files of the standard library are renamed (see :mod:`kvgate.evals.suites.renaming`) and cut at top-level statements.
-Definitions of the same shape are set between the statements; one of them is asked for after the code ends.
+Files of the standard library, or of a folder or package the user names, are renamed (see renaming.py)
+and cut at top-level statements. Definitions of one shape are set between the statements; one of them is asked for after
+the code ends, in an assertion as a test file would have it, after assertions about others.
 """
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import ClassVar
 
 from kvgate.evals.chat import Tokens
 from kvgate.evals.items import Choice, Exact, Ids, Item, Turn
-from kvgate.evals.sources import fingerprint, lay, library_files, library_root, parse
+from kvgate.evals.sources import lay
 from kvgate.evals.suites import words
 from kvgate.evals.suites.base import Spot, Suite
+from kvgate.evals.suites.code_files import blocks, renamed_files, shelf
 from kvgate.evals.suites.completion import sites
-from kvgate.evals.suites.renaming import in_style, rename
+from kvgate.evals.suites.renaming import styled
 
 DEFINITIONS, EXAMPLES = 5, 2
-MAX_BLOCK = 1200  # characters; longer statements leave too few borders
 TAIL = 24  # tokens of code between the end of the context and the completed identifier
 
 
@@ -39,46 +39,149 @@ class Code(Suite):
         "label": "a string constant; its value is asserted at the end",
         "signature": "a function's parameters, in order",
         "completion": "the likeliest of four identifiers where the file itself uses one it defined long before",
+        "imports": "two modules one after the other; a constant of one is asserted in a third that imports it",
     }
+    optional = frozenset({"imports"})
     loose_depths = frozenset({"completion"})
+    options: ClassVar = {"folder": "", "package": ""}
 
     def make(self, tokens: Tokens, spot: Spot) -> list[Item]:
         """One item: code of exactly ``spot.length`` ids and one question. Cluster: the file."""
-        return [_completion(tokens, spot) if spot.task == "completion" else _asserted(tokens, spot)]
+        return [MAKERS[spot.task](tokens, spot)]
 
 
-def _asserted(tokens: Tokens, spot: Spot) -> Item:
-    names, values, define, ask = SHAPES[spot.task](spot)
-    path, blocks = _code(tokens, spot)
-    depths = [spot.depth, *(spot.rng.random() for _ in names[1:])]
-    needles = [
-        (depth, tokens.encode("\n" + define(name, value)))
-        for depth, name, value in zip(depths, names, values, strict=True)
-    ]
-    laid = lay(blocks, needles, spot.length - len(tokens.bos))
-    examples = [ask(name, value) for name, value in list(zip(names, values, strict=True))[1 : 1 + EXAMPLES]]
-    question = ask(names[0], "")
-    shift = len(tokens.bos)
-    turn = Turn(
-        prompt=tokens.join("\n\n", "\n".join([*examples, question])),
-        scoring=Exact((values[0],), "first"),
+@dataclass(frozen=True)
+class Shape:
+    """Definitions of one form and the assertions about them. The asked-for one is the first."""
+
+    names: list[str]
+    values: list[str]
+    define: Callable[[str, str], str]
+    assertion: Callable[[str, str], str]
+
+    def examples(self) -> list[str]:
+        """Whole assertions about definitions that are not asked for."""
+        pairs = list(zip(self.names, self.values, strict=True))
+        return [self.assertion(name, value) for name, value in pairs[1 : 1 + EXAMPLES]]
+
+
+def _constants(spot: Spot) -> Shape:
+    return Shape(
+        _names(spot, "CONSTANT"),
+        words.numbers(spot.rng, DEFINITIONS, 5),
+        "{} = {}\n".format,
+        lambda name, value: f"assert {name} == {value}".rstrip(),
+    )
+
+
+def _labels(spot: Spot) -> Shape:
+    return Shape(
+        _names(spot, "CONSTANT"),
+        ["-".join(pair) for pair in words.pairs(spot.rng, DEFINITIONS)],
+        '{} = "{}"\n'.format,
+        lambda name, value: f'assert {name} == "{value}' + ('"' if value else ""),
+    )
+
+
+def _signatures(spot: Spot) -> Shape:
+    pool = spot.rng.sample(words.THINGS, 3 * DEFINITIONS)
+    return Shape(
+        _names(spot, "function"),
+        [", ".join(pool[start : start + 3]) for start in range(0, len(pool), 3)],
+        "def {}({}):\n    raise NotImplementedError\n".format,
+        lambda name, value: f"def {name}({value}" + ("):" if value else ""),
+    )
+
+
+def _names(spot: Spot, style: str) -> list[str]:
+    """Names that share no word, so that one is not taken for another by its beginning."""
+    return [styled(pair, style) for pair in words.pairs(spot.rng, DEFINITIONS)]
+
+
+def _asserted(shape_of: Callable[[Spot], Shape]) -> Callable[[Tokens, Spot], Item]:
+    def make(tokens: Tokens, spot: Spot) -> Item:
+        shape = shape_of(spot)
+        books = shelf(dict(spot.options))
+        for path, pieces in blocks(tokens, spot, books, spot.length):
+            laid = lay(pieces, _definitions(tokens, spot, shape), spot.length - len(tokens.bos))
+            prompt = "\n".join([*shape.examples(), shape.assertion(shape.names[0], "")])
+            turn = _turn(tokens, prompt, shape.values[0])
+            context = tokens.bos + laid.ids
+            return _item(spot, context, turn, (books.shown(path), books.source), _shifted(tokens, laid.spans[0]))
+        raise ValueError(f"suite lengths: no file has {spot.length} tokens of short statements; ask for less")
+
+    return make
+
+
+def _definitions(tokens: Tokens, spot: Spot, shape: Shape) -> list[tuple[float, Ids]]:
+    depths = [spot.depth, *(spot.rng.random() for _ in shape.names[1:])]
+    lines = [tokens.encode("\n" + shape.define(*pair)) for pair in zip(shape.names, shape.values, strict=True)]
+    return list(zip(depths, lines, strict=True))
+
+
+def _imports(tokens: Tokens, spot: Spot) -> Item:
+    """A module's header stands in the code as a comment; which module a constant is in follows from its place."""
+    shape, modules = _constants(spot), [styled(pair, "module") for pair in words.pairs(spot.rng, 2)]
+    books = shelf(dict(spot.options))
+    found = list(islice(blocks(tokens, spot, books, spot.length * 2 // 3), 2))
+    if len(found) < 2:
+        raise ValueError(f"suite lengths: no two files have {spot.length} tokens of short statements; ask for less")
+    (path, first), (_, second) = found
+    headers = [(depth, tokens.encode(f"\n# {name}.py\n")) for depth, name in zip((0.0, 0.5), modules, strict=True)]
+    room = spot.length - len(tokens.bos)
+    # Cut both to a half, so that the second module begins in the middle.
+    half = [_tail(first, room // 2), _tail(second, room - room // 2)]
+    laid = lay([*half[0], *half[1]], [*headers, *_definitions(tokens, spot, shape)], room)
+    owners = [modules[start >= laid.spans[1][0]] for start, _ in laid.spans[2:]]
+    full = replace(shape, names=[f"{owner}.{name}" for owner, name in zip(owners, shape.names, strict=True)])
+    lines = [f"import {', '.join(modules)}", "", *full.examples(), full.assertion(full.names[0], "")]
+    turn = _turn(tokens, "# test.py\n" + "\n".join(lines), shape.values[0])
+    context = tokens.bos + laid.ids
+    return _item(spot, context, turn, (books.shown(path), books.source), _shifted(tokens, laid.spans[2]))
+
+
+def _tail(pieces: list[Ids], room: int) -> list[Ids]:
+    """The last pieces that fill ``room`` ids, the first of them cut."""
+    kept: list[Ids] = []
+    while room > 0:
+        kept.append(pieces[len(pieces) - 1 - len(kept)][-room:])
+        room -= len(kept[-1])
+    return kept[::-1]
+
+
+def _completion(tokens: Tokens, spot: Spot) -> Item:
+    books = shelf(dict(spot.options))
+    for path, renamed in renamed_files(spot, books, spot.length):
+        found = sites(tokens, renamed, spot.length, TAIL, spot.rng, 3)
+        if not found:
+            continue
+        site = min(found, key=lambda one: abs(one.depth - spot.depth))
+        order = spot.rng.sample(range(4), 4)
+        choice = Choice(tuple(site.candidates[rank] for rank in order), order.index(0))
+        turn = Turn(prompt=site.prompt, scoring=choice, label="completion")
+        near = replace(spot, depth=min(spot.depths, key=lambda depth: abs(site.depth - depth)))
+        return _item(near, site.context, turn, (books.shown(path), books.source), site.fact, site.name)
+    raise ValueError(f"suite lengths: no file uses a name again over {spot.length // 4} tokens or more; ask for less")
+
+
+def _turn(tokens: Tokens, prompt: str, gold: str) -> Turn:
+    return Turn(
+        prompt=tokens.join("\n\n", prompt),
+        scoring=Exact((gold,), "first"),
         max_new_tokens=14,
         stop=tokens.encode("\n"),
         label="assert",
     )
-    return _item(
-        spot,
-        tokens.bos + laid.ids,
-        turn,
-        path,
-        (laid.spans[0][0] + shift, laid.spans[0][1] + shift),
-        values[0],
-        spot.depth,
-    )
 
 
-def _item(spot: Spot, context: Ids, turn: Turn, path: Path, fact: tuple[int, int], gold: str, depth: float) -> Item:
-    shown = path.relative_to(library_root()).as_posix()
+def _shifted(tokens: Tokens, span: tuple[int, int]) -> tuple[int, int]:
+    return span[0] + len(tokens.bos), span[1] + len(tokens.bos)
+
+
+def _item(
+    spot: Spot, context: Ids, turn: Turn, origin: tuple[str, str], fact: tuple[int, int], gold: str | None = None
+) -> Item:
+    file, source = origin
     return Item(
         suite=Code.name,
         task=spot.task,
@@ -86,97 +189,22 @@ def _item(spot: Spot, context: Ids, turn: Turn, path: Path, fact: tuple[int, int
         length=spot.length,
         context=context,
         turns=(turn,),
-        cluster=shown,
-        depth=depth,
+        cluster=file,
+        depth=spot.depth,
         facts=(fact,),
-        meta={"gold": gold, "file": shown, "source": fingerprint()},
+        meta={"gold": gold or _gold(turn), "file": file, "source": source},
     )
 
 
-Shape = tuple[list[str], list[str], Callable[[str, str], str], Callable[[str, str], str]]
+def _gold(turn: Turn) -> str:
+    assert isinstance(turn.scoring, Exact)
+    return turn.scoring.accept[0]
 
 
-def _constant(spot: Spot) -> Shape:
-    names = _names(spot, "UPPER")
-    return names, words.numbers(spot.rng, len(names), 5), "{} = {}\n".format, lambda n, v: f"assert {n} == {v}".rstrip()
-
-
-def _label(spot: Spot) -> Shape:
-    names = _names(spot, "UPPER")
-    values = ["-".join(pair) for pair in words.pairs(spot.rng, len(names))]
-    return names, values, '{} = "{}"\n'.format, lambda n, v: f'assert {n} == "{v}' + ('"' if v else "")
-
-
-def _signature(spot: Spot) -> Shape:
-    names = _names(spot, "snake")
-    values = [", ".join(spot.rng.sample(words.THINGS, 3)) for _ in names]
-    return (
-        names,
-        values,
-        "def {}({}):\n    raise NotImplementedError\n".format,
-        lambda n, v: f"def {n}({v}" + ("):" if v else ""),
-    )
-
-
-SHAPES: dict[str, Callable[[Spot], Shape]] = {"constant": _constant, "label": _label, "signature": _signature}
-
-
-def _names(spot: Spot, style: str) -> list[str]:
-    found: list[str] = []
-    while len(found) < DEFINITIONS:
-        name = in_style(style, spot.rng)
-        if name not in found:
-            found.append(name)
-    return found
-
-
-def _code(tokens: Tokens, spot: Spot) -> tuple[Path, list[Ids]]:
-    """A file with enough short statements, renamed, in blocks of ids that begin a line; a window of it at random."""
-    files = [path for path in library_files() if path.stat().st_size > 5 * spot.length]
-    if not files:
-        raise ValueError(f"suite lengths: no file has {spot.length} tokens of code; ask for less")
-    for path in spot.rng.sample(files, len(files)):
-        if sum(map(len, _blocks(path))) < 4 * spot.length:
-            continue
-        ids = [tokens.encode("\n" + block) for block in _short(rename(path.read_text("utf-8"), spot.rng).source)]
-        ends = [end for end in range(1, len(ids) + 1) if sum(map(len, ids[:end])) >= spot.length]
-        if ends:
-            return path, ids[: spot.rng.choice(ends)]
-    raise ValueError(f"suite lengths: no file has {spot.length} tokens of short statements; ask for less")
-
-
-@cache
-def _blocks(path: Path) -> tuple[str, ...]:
-    return tuple(_short(path.read_text("utf-8"))) if parse(path) else ()
-
-
-def _short(source: str) -> list[str]:
-    """Top-level statements with the comments above them, but for very long ones."""
-    lines = source.split("\n")
-    found, done = [], 0
-    for node in ast.parse(source).body:
-        end = node.end_lineno or 0
-        if end > done:
-            found.append("\n".join(lines[done:end]).strip("\n"))
-            done = end
-    return [block for block in found if len(block) <= MAX_BLOCK]
-
-
-def _completion(tokens: Tokens, spot: Spot) -> Item:
-    files = [path for path in library_files() if path.stat().st_size > 5 * spot.length]
-    for path in spot.rng.sample(files, len(files)):
-        if parse(path) is None:
-            continue
-        found = sites(tokens, rename(path.read_text("utf-8"), spot.rng), spot.length, TAIL, spot.rng, 3)
-        if not found:
-            continue
-        site = min(found, key=lambda one: abs(one.depth - spot.depth))
-        order = spot.rng.sample(range(4), 4)
-        turn = Turn(
-            prompt=site.prompt,
-            scoring=Choice(tuple(site.candidates[rank] for rank in order), order.index(0)),
-            label="completion",
-        )
-        depth = min(spot.depths, key=lambda depth: abs(site.depth - depth))
-        return _item(spot, site.context, turn, path, site.fact, site.name, depth)
-    raise ValueError(f"suite lengths: no file uses a name again over {spot.length // 4} tokens or more; ask for less")
+MAKERS: dict[str, Callable[[Tokens, Spot], Item]] = {
+    "constant": _asserted(_constants),
+    "label": _asserted(_labels),
+    "signature": _asserted(_signatures),
+    "completion": _completion,
+    "imports": _imports,
+}

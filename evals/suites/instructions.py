@@ -36,7 +36,7 @@ class Instructions(Suite):
     name = "instructions"
     measures = "Which instructions of a system prompt still hold many turns later, one by one, and if it leaks."
     why_eviction_hurts = (
-        "Instructions are said once, at the start, and hold for ever. Eviction may drop one of them, silently, and keep "
+        "Instructions are said once, at the start, and hold for ever. Eviction may drop one, silently, and keep "
         "the others; or drop the order not to tell and keep what must not be told."
     )
     protocol = "multi_turn"

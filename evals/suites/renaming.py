@@ -106,9 +106,14 @@ def _fresh(old: str, rng: random.Random, taken: set[str]) -> str:
 
 def in_style(old: str, rng: random.Random) -> str:
     """Two plain words in the style of ``old``: UPPER_CASE, CamelCase or snake_case, leading underscores kept."""
-    first, second = rng.choice(words.QUALITIES), rng.choice(words.THINGS)
-    bare = old.lstrip("_")
-    lead = "_" * (len(old) - len(bare))
+    return styled((rng.choice(words.QUALITIES), rng.choice(words.THINGS)), old)
+
+
+def styled(pair: tuple[str, str], like: str) -> str:
+    """The two words in the style of ``like``."""
+    first, second = pair
+    bare = like.lstrip("_")
+    lead = "_" * (len(like) - len(bare))
     if bare.isupper():
         return f"{lead}{first}_{second}".upper()
     if bare[:1].isupper():
