@@ -66,10 +66,11 @@ class Tokens:
     def encode(self, text: str) -> Ids:
         """Ids of a piece that continues a text: no BOS, no invented space in front."""
         if text not in self._cache:
-            self._cache[text] = self._encode(text)
+            self._cache[text] = self.fresh(text)
         return self._cache[text]
 
-    def _encode(self, text: str) -> Ids:
+    def fresh(self, text: str) -> Ids:
+        """As :meth:`encode`, not kept: for long texts that come once."""
         if not text or not self._anchored:
             return self._raw(text) if text else ()
         ids = self._raw(_ANCHOR + text)

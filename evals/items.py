@@ -66,7 +66,16 @@ class Rule:
     kind: Literal["rule"] = "rule"
 
 
-Answer = Exact | Recall | Listing | Rule
+@dataclass(frozen=True)
+class Overlap:
+    """Best likeness to one of ``accept``: "f1" of bags of words, or "edit" similarity of the first lines. Graded."""
+
+    accept: tuple[str, ...]
+    measure: Literal["f1", "edit"] = "f1"
+    kind: Literal["overlap"] = "overlap"
+
+
+Answer = Exact | Recall | Listing | Rule | Overlap
 """Scored on the generated text, all by :func:`kvgate.evals.scoring.score_answer`."""
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
-from kvgate.evals.items import Answer, Exact, Listing, Recall, Rule
+from kvgate.evals.items import Answer, Exact, Listing, Overlap, Recall, Rule
 from kvgate.evals.normalising import first_line, has_run, normalise
 from kvgate.evals.scoring_rules import obeys
 
@@ -18,6 +19,8 @@ def score_answer(text: str, scoring: Answer) -> float:
             return score_recall(text, scoring)
         case Listing():
             return score_listing(text, scoring)
+        case Overlap():
+            return score_overlap(text, scoring)
         case Rule():
             return float(obeys(text, scoring))
 
@@ -40,6 +43,32 @@ def score_listing(text: str, listing: Listing) -> float:
     lines = [normalise(line) for line in text.splitlines() if line.strip()]
     hits = sum(line == normalise(wanted) for line, wanted in zip(lines, listing.expected, strict=False))
     return hits / len(listing.expected)
+
+
+def score_overlap(text: str, overlap: Overlap) -> float:
+    """Best likeness over the accepted answers."""
+    likeness = _f1 if overlap.measure == "f1" else _edit
+    return max(likeness(text, accepted) for accepted in overlap.accept)
+
+
+def _f1(text: str, accepted: str) -> float:
+    """F1 of the bags of words (SQuAD, Rajpurkar et al. 2016, arXiv:1606.05250, section 6.1; articles count as words)."""
+    said, wanted = Counter(normalise(text)), Counter(normalise(accepted))
+    common = (said & wanted).total()
+    return 2 * common / (said.total() + wanted.total()) if common else 0.0
+
+
+def _edit(text: str, accepted: str) -> float:
+    """1 - Levenshtein distance / longer length, of the first lines (RepoBench, arXiv:2306.03091, section 4)."""
+    said, wanted = first_line(text), first_line(accepted)
+    if not said or not wanted:
+        return float(said == wanted)
+    row = list(range(len(wanted) + 1))
+    for place, letter in enumerate(said, 1):
+        before, row[0] = row[0], place
+        for column, other in enumerate(wanted, 1):
+            before, row[column] = row[column], min(row[column] + 1, row[column - 1] + 1, before + (letter != other))
+    return 1 - row[-1] / max(len(said), len(wanted))
 
 
 def _holds(said: tuple[str, ...], line: str, accepted: str, at_start: bool) -> bool:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgate.evals.items import Exact, Listing, Recall, Rule
+from kvgate.evals.items import Exact, Listing, Overlap, Recall, Rule
 from kvgate.evals.normalising import first_line, normalise
 from kvgate.evals.scoring import score_answer, score_choice, score_exact
 from kvgate.evals.scoring_rules import CHECKS
@@ -155,3 +155,23 @@ def test_a_rule_without_its_value_is_refused() -> None:
         score_answer("a b", Rule("max_words", "many"))
     with pytest.raises(ValueError, match="language 'xx'"):
         score_answer("a b", Rule("language", "xx"))
+
+
+def test_f1_is_of_bags_of_words() -> None:
+    assert score_answer("the cat sat", Overlap(("The cat sat!", "dog"))) == 1.0
+    assert score_answer("the cat", Overlap(("the dog",))) == 0.5
+    assert score_answer("", Overlap(("the dog",))) == 0.0
+
+
+def test_edit_similarity_of_first_lines() -> None:
+    assert score_answer("kitten\nmore", Overlap(("sitting",), "edit")) == pytest.approx(1 - 3 / 7)
+    assert score_answer("  return x\n", Overlap(("return x",), "edit")) == 1.0
+    assert score_answer("", Overlap(("return x",), "edit")) == 0.0
+
+
+@given(st.text(max_size=20), st.text(max_size=20))
+def test_overlap_stays_in_bounds_and_is_symmetric(one: str, other: str) -> None:
+    for measure in ("f1", "edit"):
+        score = score_answer(one, Overlap((other,), measure))  # type: ignore[arg-type]
+        assert 0.0 <= score <= 1.0
+        assert score == score_answer(other, Overlap((one,), measure))  # type: ignore[arg-type]
