@@ -64,7 +64,7 @@ class PreemptionConfig:
         waiting: against having waited before (aging).
         deadline: against a close deadline.
         max_preemptions: after so many a request is no victim while another can be found.
-        protect_rounds: rounds after (re-)admission in which a request is no victim of a more urgent one.
+        protect_rounds: rounds after admission in which a request lifted by aging is no victim of a more urgent one.
     """
 
     priority: float = 4.0
@@ -169,8 +169,8 @@ def _build(kind: type[Any], raw: Any, where: str) -> Any:
             if not isinstance(value, dict):
                 raise ValueError(f"{where}.tenants: {value!r} is not a mapping of tenant names")
             values[key] = {str(n): _build(TenantConfig, v or {}, f"{where}.tenants.{n}") for n, v in value.items()}
-        elif dataclasses.is_dataclass(hint):
-            values[key] = _build(hint, value, f"{where}.{key}")  # type: ignore[arg-type]
+        elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            values[key] = _build(hint, value, f"{where}.{key}")
         else:
             values[key] = _number(value, hint, f"{where}.{key}")
     return kind(**values)
@@ -208,7 +208,8 @@ def validate(config: ManagerConfig) -> ManagerConfig:
 
 def parse_config(raw: Any, where: str = "config") -> ManagerConfig:
     """Settings from plain YAML data. Raises ValueError naming an unknown key or a wrong value."""
-    return validate(_build(ManagerConfig, raw or {}, where))  # type: ignore[no-any-return]
+    config: ManagerConfig = _build(ManagerConfig, raw or {}, where)
+    return validate(config)
 
 
 def load_config(path: Path) -> ManagerConfig:

@@ -78,4 +78,4 @@ class LengthEstimator:
         alive = np.maximum(self.survival[accounts, start], 1e-9)
         rest = tail[accounts, start] / alive * bound / bins
         total = np.rint(generated + rest).astype(np.int64)
-        return np.clip(total, np.minimum(generated + 1, bound), bound)
+        return np.asarray(np.clip(total, np.minimum(generated + 1, bound), bound), np.int64)

@@ -75,9 +75,7 @@ class Manager:
         tokens = spec.prompt_len + spec.max_tokens
         # The last token is never fed back, so its KV is never held.
         bound = self.blocks_for(tokens - 1)
-        decision = admission.at_arrival(
-            bound, self.store.total, int(self.tenants.tokens[account]), tokens, tenant
-        )
+        decision = admission.at_arrival(bound, self.store.total, int(self.tenants.tokens[account]), tokens, tenant)
         if decision.outcome is Outcome.REJECT:
             return self._reject(spec, decision)
         self.estimator.account(account)
@@ -187,7 +185,7 @@ class Manager:
         return bool(restored)
 
     def preempt(self, slot: int, why: str) -> Preempted:
-        """Take the device pages of a running request; it waits to be restored, recomputed, or ends past its deadline."""
+        """Take the device pages of a running request: it will be restored, recomputed, or ends past its deadline."""
         requests = self.requests
         spec = requests.spec(slot)
         choice = recovery.decide(
@@ -211,8 +209,7 @@ class Manager:
             self.store.release(slot, tickets)
             requests.computed[slot] = 0
         way = recovery.Way.SWAP if swapped else recovery.Way.RECOMPUTE
-        blocks = int(requests.blocks[slot])
-        self.tenants.blocks[requests.account[slot]] -= blocks
+        self.tenants.blocks[requests.account[slot]] -= requests.blocks[slot]
         requests.blocks[slot] = 0
         requests.ticket[slot] = 0
         requests.move(slot, State.SWAPPED if swapped else State.PREEMPTED)
@@ -221,7 +218,7 @@ class Manager:
         self.tenants.stopped(int(requests.account[slot]))
         self.running = self.running[self.running != slot]
         self.line.push(slot)
-        self.observer.preempted(spec, way.value, blocks)
+        self.observer.preempted(spec, way.value, filled)
         return Preempted(spec.id, way, f"{why}; {choice.why}")
 
     # -- inside -----------------------------------------------------------------------------------------------------

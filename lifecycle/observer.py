@@ -32,6 +32,9 @@ class Observer(Protocol):
     def corrupt(self, spec: Spec) -> None:
         """A host copy was unusable; the request is recomputed."""
 
+    def short_of_pages(self, blocks: int) -> None:
+        """Running requests needed ``blocks`` blocks more than there were."""
+
     def computed(
         self, slots: NDArray[np.int64], requests: Requests, tokens: NDArray[np.int32], again: NDArray[np.int32]
     ) -> None:
@@ -62,6 +65,9 @@ class NullObserver:
     def corrupt(self, spec: Spec) -> None:
         """Ignore."""
 
+    def short_of_pages(self, blocks: int) -> None:
+        """Ignore."""
+
     def computed(
         self, slots: NDArray[np.int64], requests: Requests, tokens: NDArray[np.int32], again: NDArray[np.int32]
     ) -> None:
@@ -69,3 +75,57 @@ class NullObserver:
 
     def ended(self, spec: Spec, state: str, seconds: float) -> None:
         """Ignore."""
+
+
+class Both(NullObserver):
+    """Passes every event on to two observers."""
+
+    def __init__(self, first: Observer, second: Observer) -> None:
+        self._each = (first, second)
+
+    def submitted(self, spec: Spec) -> None:
+        """Pass on."""
+        for one in self._each:
+            one.submitted(spec)
+
+    def rejected(self, spec: Spec, reason: str) -> None:
+        """Pass on."""
+        for one in self._each:
+            one.rejected(spec, reason)
+
+    def started(self, spec: Spec, waited: int) -> None:
+        """Pass on."""
+        for one in self._each:
+            one.started(spec, waited)
+
+    def preempted(self, spec: Spec, way: str, blocks: int) -> None:
+        """Pass on."""
+        for one in self._each:
+            one.preempted(spec, way, blocks)
+
+    def restored(self, spec: Spec, blocks: int) -> None:
+        """Pass on."""
+        for one in self._each:
+            one.restored(spec, blocks)
+
+    def corrupt(self, spec: Spec) -> None:
+        """Pass on."""
+        for one in self._each:
+            one.corrupt(spec)
+
+    def short_of_pages(self, blocks: int) -> None:
+        """Pass on."""
+        for one in self._each:
+            one.short_of_pages(blocks)
+
+    def ended(self, spec: Spec, state: str, seconds: float) -> None:
+        """Pass on."""
+        for one in self._each:
+            one.ended(spec, state, seconds)
+
+    def computed(
+        self, slots: NDArray[np.int64], requests: Requests, tokens: NDArray[np.int32], again: NDArray[np.int32]
+    ) -> None:
+        """Pass on."""
+        for one in self._each:
+            one.computed(slots, requests, tokens, again)

@@ -56,7 +56,7 @@ def _scaled(values: NDArray[np.int64] | NDArray[np.int32] | Floats) -> Floats:
     low, high = float(values.min()), float(values.max())
     if high <= low:
         return np.zeros(len(values))
-    return (values - low) / (high - low)
+    return np.asarray((values - low) / (high - low), np.float64)
 
 
 def factors(candidates: Candidates, horizon: float) -> dict[str, Floats]:
@@ -100,6 +100,8 @@ def _victim(
     candidates: Candidates, at: int, score: float, parts: dict[str, Floats], weights: PreemptionConfig
 ) -> Victim:
     shares = ", ".join(f"{name} {getattr(weights, name) * value[at]:+.2f}" for name, value in parts.items())
-    spent = ", past max_preemptions: nobody else suffices" if candidates.preemptions[at] >= weights.max_preemptions else ""
+    past = candidates.preemptions[at] >= weights.max_preemptions
+    spent = ", past max_preemptions: nobody else suffices" if past else ""
     blocks = int(candidates.reclaimable[at])
-    return Victim(int(candidates.slot[at]), score, blocks, f"score {score:.2f} ({shares}); frees {blocks} blocks{spent}")
+    why = f"score {score:.2f} ({shares}); frees {blocks} blocks{spent}"
+    return Victim(int(candidates.slot[at]), score, blocks, why)

@@ -71,11 +71,13 @@ class Round:
         cap = requests.cap[rows]
         capped = (cap > 0) & (requests.computed[rows] >= requests.prompt[rows])
         blocks = np.where(capped, np.minimum(blocks, cap), blocks)
-        return np.maximum(0, blocks - requests.blocks[rows]).astype(np.int64)
+        return np.asarray(np.maximum(0, blocks - requests.blocks[rows]), np.int64)
 
     def _take_pages(self) -> None:
         needs = self._needs()
         short = int(needs.sum()) - self.m.store.available()
+        if short > 0:
+            self.m.observer.short_of_pages(short)
         while short > 0:
             if short <= self.m.store.soon() or not self._preempt_for(short):
                 self._stall(needs, short)
@@ -270,7 +272,8 @@ class Round:
         mine = int(requests.priority[slot])
         if decision.reason is Reason.FORECAST or self._lowest() <= mine:
             return False
-        ripe = (m.round - requests.since[live] >= weights.protect_rounds) | (requests.rank[live] == requests.priority[live])
+        aged = requests.rank[live] != requests.priority[live]
+        ripe = ~aged | (m.round - requests.since[live] >= weights.protect_rounds)
         lower = live[(requests.rank[live] > mine) & ripe & (requests.preemptions[live] < weights.max_preemptions)]
         if len(lower) == 0:
             return False

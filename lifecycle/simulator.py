@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from kvgate.lifecycle.admission import Outcome
 from kvgate.lifecycle.manager import Manager
-from kvgate.lifecycle.requests import Requests
 from kvgate.lifecycle.observer import NullObserver
 from kvgate.lifecycle.plan import Plan
 from kvgate.lifecycle.recovery import Way
+from kvgate.lifecycle.requests import Requests
 from kvgate.lifecycle.states import Spec, State
 from kvgate.lifecycle.workloads import Arrival
 

@@ -1,6 +1,6 @@
 """Tenants: quotas, and fair queueing by virtual token counters.
 
-The fair queue is VTC (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024): each tenant's counter grows
+The fair queue is VTC (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024): a tenant's counter grows
 by the weighted tokens it was served, divided by its weight; the waiting tenant with the lowest counter goes first; a
 tenant that was idle is lifted to the lowest counter among the active ones, so idling earns no credit.
 """

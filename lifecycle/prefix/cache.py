@@ -1,6 +1,6 @@
 """The prefix cache: exact blocks of earlier prompts, found by chained key and checked by their tokens.
 
-Blocks form a tree (a block's parent is the prefix before it). Whoever uses blocks holds a :class:`Hold`, which keeps one
+Blocks form a tree (a block's parent is the prefix before it). Whoever uses blocks has a :class:`Hold`, which keeps one
 reference to every page from the root down; so a page without references has no descendant in use, and what can be
 evicted is exactly what is CACHED. Eviction takes leaves only, by the policy's score, from a heap with lazy deletion:
 O(log n) each. The ledger decides when a page is really free (last reference, last fence).
@@ -33,7 +33,7 @@ class _Node:
         self.tokens = tokens
         self.pages = pages
         self.space = space
-        self.depth = 0 if parent is None else parent.depth + 1
+        self.depth: int = 0 if parent is None else parent.depth + 1
         self.fill = 1.0
         self.children = 0
         self.score: Score = (0.0, 0.0)
@@ -209,7 +209,7 @@ class PrefixCache:
                 self._offer(node)
 
     def evict(self, blocks: int) -> int:
-        """Evict up to ``blocks`` unused blocks, leaves first; returns how many went. Busy pages free after their fence."""
+        """Evict up to ``blocks`` unused blocks, leaves first; returns how many. Busy pages wait for their fence."""
         gone: list[PageIds] = []
         while len(gone) < blocks and self._heap:
             score, stamp, node = heapq.heappop(self._heap)

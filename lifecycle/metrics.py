@@ -1,0 +1,173 @@
+"""Prometheus metrics of a manager, in a registry of its own. Names follow the Prometheus conventions: base units,
+``_total`` for counters. Labels: tenant and priority wherever an event belongs to a request.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kvgate.lifecycle.manager import Manager
+from kvgate.lifecycle.prefix.cache import PrefixCache
+from kvgate.lifecycle.requests import Requests
+from kvgate.lifecycle.states import Spec
+
+_WHO = ("tenant", "priority")
+_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+
+
+class ManagerMetrics:
+    """An observer that counts. One per manager.
+
+    Args:
+        bytes_per_block: payload of a block, for swap bytes.
+        known_tenants: values the tenant label may take; others are counted as "other", which bounds the label.
+    """
+
+    def __init__(self, bytes_per_block: int, known_tenants: frozenset[str] | None = None) -> None:
+        self.registry = CollectorRegistry()
+        self._bytes = bytes_per_block
+        self._known = known_tenants
+        self._requests = self._counter("requests", "Requests queued.", *_WHO)
+        self._ended = self._counter("requests_ended", "Requests that ended, by end state.", *_WHO, "state")
+        self._rejected = self._counter("requests_rejected", "Requests refused for good, by reason.", *_WHO, "reason")
+        self._preempted = self._counter("preemptions", "Requests that gave up their pages, by way back.", *_WHO, "way")
+        self._tokens = self._counter("tokens_computed", "Tokens computed, prompt and output.", *_WHO)
+        self._again = self._counter("tokens_recomputed", "Tokens computed again after a preemption.", *_WHO)
+        self._swap = self._counter("swap_bytes", "Bytes moved between device and host.", *_WHO, "direction")
+        self._corrupt = self._counter("swap_corrupt", "Host copies that failed their checksum.", *_WHO)
+        self._failures = self._counter("allocation_failures", "Requests for pages that could not be met.")
+        self._duration = Histogram(
+            "kvgate_request_duration_seconds",
+            "Time from arrival to end.",
+            _WHO,
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._recovery = Histogram(
+            "kvgate_recovery_latency_seconds",
+            "Time from preemption until the request runs again.",
+            (*_WHO, "way"),
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._waiting = Gauge(
+            "kvgate_longest_wait_rounds", "Rounds the last started request had waited.", _WHO, registry=self.registry
+        )
+        self._since: dict[str, tuple[float, str]] = {}
+        self._manager: Manager | None = None
+
+    def attach(self, manager: Manager, cache: PrefixCache | None = None) -> None:
+        """Read the gauges from this manager (and its prefix cache) at every scrape."""
+        self._manager = manager
+        self.registry.register(_Gauges(manager, cache))
+
+    def submitted(self, spec: Spec) -> None:
+        """Count it."""
+        self._requests.labels(*self._who(spec)).inc()
+
+    def rejected(self, spec: Spec, reason: str) -> None:
+        """Count it by reason."""
+        self._rejected.labels(*self._who(spec), reason).inc()
+
+    def started(self, spec: Spec, waited: int) -> None:
+        """Note the wait, and the recovery latency of a preempted request."""
+        self._waiting.labels(*self._who(spec)).set(waited)
+        since = self._since.pop(spec.id, None)
+        if since is not None and self._manager is not None:
+            self._recovery.labels(*self._who(spec), since[1]).observe(self._manager.clock() - since[0])
+
+    def preempted(self, spec: Spec, way: str, blocks: int) -> None:
+        """Count it, and the bytes that went out."""
+        self._preempted.labels(*self._who(spec), way).inc()
+        if way == "swap":
+            self._swap.labels(*self._who(spec), "out").inc(blocks * self._bytes)
+        if self._manager is not None:
+            self._since[spec.id] = (self._manager.clock(), way)
+
+    def restored(self, spec: Spec, blocks: int) -> None:
+        """Count the bytes that came back."""
+        self._swap.labels(*self._who(spec), "in").inc(blocks * self._bytes)
+
+    def corrupt(self, spec: Spec) -> None:
+        """Count it."""
+        self._corrupt.labels(*self._who(spec)).inc()
+
+    def short_of_pages(self, blocks: int) -> None:
+        """Count it."""
+        self._failures.inc()
+
+    def computed(
+        self, slots: NDArray[np.int64], requests: Requests, tokens: NDArray[np.int32], again: NDArray[np.int32]
+    ) -> None:
+        """Add the round's tokens per tenant and priority."""
+        groups: dict[tuple[str, str], list[int]] = {}
+        for slot, made, repeated in zip(slots.tolist(), tokens.tolist(), again.tolist(), strict=True):
+            sums = groups.setdefault(self._who(requests.spec(slot)), [0, 0])
+            sums[0] += made
+            sums[1] += repeated
+        for who, (made, repeated) in groups.items():
+            self._tokens.labels(*who).inc(made)
+            self._again.labels(*who).inc(repeated)
+
+    def ended(self, spec: Spec, state: str, seconds: float) -> None:
+        """Count it and its duration."""
+        self._since.pop(spec.id, None)
+        self._ended.labels(*self._who(spec), state).inc()
+        self._duration.labels(*self._who(spec)).observe(seconds)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"kvgate_{name}", text, labels, registry=self.registry)
+
+    def _who(self, spec: Spec) -> tuple[str, str]:
+        tenant = spec.tenant if self._known is None or spec.tenant in self._known else "other"
+        return tenant, str(spec.priority)
+
+
+class _Gauges(Collector):
+    """Read at scrape time, so they are never stale."""
+
+    def __init__(self, manager: Manager, cache: PrefixCache | None) -> None:
+        self._manager = manager
+        self._cache = cache
+
+    def collect(self) -> list[Metric]:
+        """Current usage."""
+        manager = self._manager
+        store = manager.store
+        text = "Blocks of the device pool, by what they can be used for."
+        blocks = GaugeMetricFamily("kvgate_blocks", text, labels=("use",))
+        for use, value in (
+            ("total", store.total),
+            ("available", store.available()),
+            ("fenced", store.soon()),
+            ("host_available", store.host_free()),
+        ):
+            blocks.add_metric((use,), value)
+        tenants = manager.tenants
+        families: list[Metric] = [blocks]
+        for name, text, values in (
+            ("kvgate_tenant_blocks", "Blocks a tenant's running requests hold.", tenants.blocks),
+            ("kvgate_tenant_running_requests", "Requests of a tenant that run.", tenants.running),
+            ("kvgate_tenant_queued_requests", "Requests of a tenant that wait.", tenants.queued),
+        ):
+            family = GaugeMetricFamily(name, text, labels=("tenant",))
+            for tenant, value in zip(tenants.names, values.tolist(), strict=True):
+                family.add_metric((tenant,), value)
+            families.append(family)
+        if self._cache is not None:
+            families += _prefix(self._cache)
+        return families
+
+
+def _prefix(cache: PrefixCache) -> list[Metric]:
+    events = CounterMetricFamily("kvgate_prefix_blocks", "Blocks of the prefix cache, by event.", labels=("event",))
+    for event in ("looked_up", "hit", "inserted", "evicted", "expired", "invalidated"):
+        events.add_metric((event,), getattr(cache.counts, event))
+    held = GaugeMetricFamily("kvgate_prefix_resident_blocks", "Blocks in the prefix cache.", labels=("state",))
+    held.add_metric(("all",), len(cache))
+    held.add_metric(("evictable",), cache.evictable)
+    return [events, held]
