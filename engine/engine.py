@@ -79,10 +79,14 @@ class Engine:
         return row, logits[0]
 
     def fork(self, parent: Sequence, policy: Policy | None = None) -> Sequence:
-        """A row that shares ``parent``'s pages, under ``policy`` from now on (None: the parent's own)."""
+        """A row that shares ``parent``'s pages, under ``policy`` from now on (None: the parent's own, if any).
+
+        Evidence that the row's policy does not need is left behind.
+        """
         child = replace(parent, id=self.tables.fork(parent.id))
-        if policy is not None:
-            child.policy, child.collect = policy, policy.needs
+        child.policy = policy or parent.policy
+        child.collect = child.policy.needs if child.policy else frozenset()
+        child.queries = parent.queries if child.needs("queries") else None
         child.mass = parent.mass.clone() if parent.mass is not None and child.needs("mass") else None
         return child
 

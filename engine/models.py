@@ -66,6 +66,7 @@ def load_model(
     from kvgate.engine.attention import ATTENTION_NAME, register
 
     register()
+    transformers.utils.logging.disable_progress_bar()
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")

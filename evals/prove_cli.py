@@ -12,7 +12,6 @@ from rich.progress import track
 from rich.table import Table
 
 from kvgate.evals.prove import CaseResult, Settings, cases, run_case
-from kvgate.evals.prove_plot import draw
 from kvgate.evals.prove_report import Requirement, report, requirements
 from kvgate.evals.prove_rows import RowResult, row_cases, run_row
 
@@ -40,6 +39,8 @@ def add_parser(subparsers: Any) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the simulation. ValueError for settings that make no sense, before anything is written."""
+    from kvgate.evals.prove_plot import draw  # here, so that other commands do not wait for matplotlib
+
     settings = Settings(args.replicates, args.alpha, args.batch, args.cap, args.seed)
     errors = Console(stderr=True)
     results = [

@@ -107,5 +107,7 @@ class CellRecord:
         except (KeyError, TypeError) as error:
             raise ValueError(f"sample record: {error}") from error
         if record.schema_version != SCHEMA_VERSION:
-            raise ValueError(f"sample record: schema_version {record.schema_version}, this kvgate reads {SCHEMA_VERSION}")
+            raise ValueError(
+                f"sample record: schema_version {record.schema_version}, this kvgate reads {SCHEMA_VERSION}"
+            )
         return record

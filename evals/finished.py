@@ -1,0 +1,65 @@
+"""Finished runs, read back and judged again. Nothing here believes a leaderboard file: verdicts come from samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvgate.evals.cells import columns
+from kvgate.evals.config import parse_plan
+from kvgate.evals.folder import CHECKS, LEADERBOARD, MANIFEST, SAMPLES, read_json, read_samples
+from kvgate.evals.gates import load_gate
+from kvgate.evals.leaderboard import build_leaderboard
+from kvgate.evals.records import SCHEMA_VERSION, CellRecord
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """What a finished run's folder holds, all but its leaderboard."""
+
+    path: Path
+    manifest: Mapping[str, Any]
+    records: tuple[CellRecord, ...]
+    checks: Mapping[str, Any]
+
+    def leaderboard(self, gate: str | None = None) -> dict[str, Any]:
+        """The leaderboard by the run's own gate, or by another."""
+        chosen = load_gate(gate or self.manifest["plan"]["gate"])
+        return build_leaderboard(self.manifest, self.records, chosen, self.checks, oracle_reasons(self.manifest))
+
+
+def load_run(path: Path) -> FinishedRun:
+    """A finished run. ValueError if a file is missing, torn, or of another run or version."""
+    if not path.is_dir():
+        raise ValueError(f"results folder {path}: no such folder")
+    manifest, checks = read_json(path / MANIFEST), read_json(path / CHECKS)
+    for name, found in ((MANIFEST, manifest), (CHECKS, checks)):
+        if not isinstance(found, dict) or found.get("schema_version") != SCHEMA_VERSION:
+            raise ValueError(f"{path / name}: not written by this version of kvgate (schema {SCHEMA_VERSION})")
+    records = tuple(read_samples(path / SAMPLES))
+    foreign = [record for record in records if record.config_hash != manifest["config_hash"]]
+    if foreign or not records:
+        raise ValueError(f"{path / SAMPLES}: {len(foreign)} of {len(records)} samples do not belong to this run")
+    return FinishedRun(path, manifest, records, checks)
+
+
+def oracle_reasons(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Labels the plan declares as oracles, and why that makes them invalid."""
+    plan = dict(manifest["plan"])
+    plan["suites"] = [
+        {**suite, "counts": {int(length): count for length, count in suite["counts"].items()}}
+        for suite in plan["suites"]
+    ]
+    config = parse_plan(plan, "run.json: plan")
+    reason = "declared an oracle: it reads what a policy may not"
+    return {column.label: reason for column in columns(config) if column.oracle}
+
+
+def stored_leaderboard(path: Path) -> dict[str, Any]:
+    """The leaderboard as written. ValueError if the run has none yet."""
+    if not (path / LEADERBOARD).is_file():
+        raise ValueError(f"results folder {path}: no {LEADERBOARD}; finish the run with `kvgate run`")
+    board: dict[str, Any] = read_json(path / LEADERBOARD)
+    return board

@@ -1,0 +1,146 @@
+"""The main job: plan in, results folder out. Resumable; the same plan ends with the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kvgate.engine.engine import Engine
+from kvgate.engine.models import LoadedModel, load_model
+from kvgate.evals.cells import Column, Unit, columns, units
+from kvgate.evals.chat import Tokens
+from kvgate.evals.checks import run_checks
+from kvgate.evals.config import RunConfig, SuiteChoice
+from kvgate.evals.finished import FinishedRun
+from kvgate.evals.folder import CHECKS, LEADERBOARD, MANIFEST, RunFolder, read_json, write_json
+from kvgate.evals.gates import load_gate
+from kvgate.evals.items import Item, digest
+from kvgate.evals.provenance import provenance
+from kvgate.evals.records import SCHEMA_VERSION, CellRecord
+from kvgate.evals.runner import Runner, pages_needed
+from kvgate.evals.suites.base import Order
+from kvgate.evals.suites.catalog import suite_class
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A plan with its model loaded and its items made: everything that can be refused has been."""
+
+    config: RunConfig
+    loaded: LoadedModel
+    items: tuple[Item, ...]
+    columns: tuple[Column, ...]
+    units: tuple[Unit, ...]
+    manifest: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Told after every unit. ``done`` and ``total`` count cells; ``fresh`` those of them run by this process."""
+
+    done: int
+    total: int
+    fresh: int
+    note: str
+
+
+def prepare(config: RunConfig) -> Prepared:
+    """Load the model, make the items, resolve every budget. ValueError for anything that could not run."""
+    load_gate(config.gate)
+    found = columns(config)
+    for choice in config.suites:
+        suite_class(choice.name)
+    loaded = load_model(config.model, dtype=config.dtype, revision=config.revision)
+    items = [item for choice in config.suites for item in build_items(choice, loaded.tokenizer, config.seed)]
+    for item in items:
+        if item.longest > loaded.info.max_positions:
+            raise ValueError(
+                f"item {item.suite}/{item.task}/{item.index}: needs {item.longest} positions, the model has "
+                f"{loaded.info.max_positions}; ask for shorter lengths"
+            )
+    origin = provenance(loaded.info)
+    plan = asdict(config)
+    outcome = [plan, [item.item_hash for item in items], loaded.info.weights_hash, loaded.info.device]
+    setting = [config.dtype, config.page_size, config.prefill_chunk, config.batch_rows]
+    fingerprint = digest([*setting, loaded.info.weights_hash, loaded.info.device])
+    manifest = {
+        "schema_version": SCHEMA_VERSION,
+        "plan": plan,
+        "config_hash": digest(outcome),
+        "items": len(items),
+        "provenance": origin,
+    }
+    made = tuple(units(items, found, config.batch_rows, fingerprint))
+    return Prepared(config, loaded, tuple(items), tuple(found), made, manifest)
+
+
+def build_items(choice: SuiteChoice, tokenizer: Any, seed: int) -> list[Item]:
+    """The items of a plan's suite."""
+    asked: dict[str, Any] = {"counts": choice.counts, "depths": choice.depths, "tasks": choice.tasks}
+    given = {key: value for key, value in {**asked, "options": choice.options}.items() if value}
+    items = suite_class(choice.name)().build(Tokens(tokenizer), Order(seed=seed, **given))
+    if choice.protocol == "whole_prompt":
+        several = [item for item in items if len(item.turns) > 1]
+        if several:
+            raise ValueError(
+                f"suite {choice.name}: protocol whole_prompt needs items of one turn; {several[0].task} has more"
+            )
+    return [replace(item, protocol=choice.protocol) if choice.protocol else item for item in items]
+
+
+def make_engine(prepared: Prepared) -> Engine:
+    """An engine whose pool holds any unit of the plan."""
+    config, info = prepared.config, prepared.loaded.info
+    heads = info.layers * info.kv_heads
+    pages = config.pages or max(pages_needed(heads, config.page_size, unit) for unit in prepared.units)
+    return Engine(prepared.loaded, pages=pages, page_size=config.page_size, prefill_chunk=config.prefill_chunk)
+
+
+def execute(
+    prepared: Prepared, out: Path, report: Callable[[Progress], None] = lambda progress: None
+) -> dict[str, Any]:
+    """Run what is not there yet, then check and judge. Returns the leaderboard, which is also written to ``out``."""
+    folder = RunFolder(out, prepared.manifest)
+    records = folder.resume(prepared.units)
+    runner = Runner(make_engine(prepared), prepared.loaded.tokenizer, prepared.manifest["config_hash"])
+    total = sum(len(unit.cells) for unit in prepared.units)
+    resumed = len(records)
+    report(Progress(resumed, total, 0, "resumed" if resumed else "started"))
+    for unit in _remaining(prepared.units, resumed):
+        made = runner.run(unit)
+        folder.append(made)
+        records += made
+        first = unit.items[0]
+        report(Progress(len(records), total, len(records) - resumed, f"{first.suite} {first.length}"))
+    checks = _checks(folder, runner, prepared.units, records, report)
+    finished = FinishedRun(out, read_json(out / MANIFEST), tuple(records), checks)
+    leaderboard = finished.leaderboard()
+    write_json(out / LEADERBOARD, leaderboard)
+    return leaderboard
+
+
+def _remaining(all_units: Sequence[Unit], done: int) -> Sequence[Unit]:
+    for index, unit in enumerate(all_units):
+        if done <= 0:
+            return all_units[index:]
+        done -= len(unit.cells)
+    return ()
+
+
+def _checks(
+    folder: RunFolder,
+    runner: Runner,
+    all_units: Sequence[Unit],
+    records: Sequence[CellRecord],
+    report: Callable[[Progress], None],
+) -> dict[str, Any]:
+    path = folder.path / CHECKS
+    if path.exists():
+        found: dict[str, Any] = read_json(path)
+        return found
+    report(Progress(len(records), len(records), 0, "repeating a part of the run"))
+    checks = run_checks(runner, all_units, records)
+    write_json(path, checks)
+    return checks

@@ -1,0 +1,261 @@
+"""The command line. Entry points only: every command lives in its room and is imported when it is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import kvgate
+
+DONE, NOT_PASSED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+_DESCRIPTION = """\
+Measures KV-cache eviction policies against exact full-KV runs of your model, and decides which may be switched on.
+
+  kvgate run                       the quick plan on the embedded model, about ten minutes on two cores
+  kvgate run --model Qwen/Qwen2.5-7B-Instruct --plan full --out results/qwen
+  kvgate show results/quick        the leaderboard again, with every reason
+  kvgate gate results/quick --gate production --enforce
+  kvgate canary results/quick --policy 'h2o@0.75'
+"""
+_EPILOG = "exit codes: 0 done, 1 the gate was not passed where --enforce asked for it (or no canary), 2 bad input"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="kvgate", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"kvgate {kvgate.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="command", required=True)
+    _add_run(commands)
+    _add_gate(commands)
+    _add_canary(commands)
+    _add_show(commands)
+    _add_lists(commands)
+    from kvgate.evals import power_cli, prove_cli
+
+    power_cli.add_parser(commands)
+    prove_cli.add_parser(commands)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    debug = bool(os.environ.get("KVGATE_DEBUG"))
+    try:
+        run: Callable[[argparse.Namespace], int] = options.run
+        return run(options)
+    except ValueError as error:
+        if debug:
+            raise
+        print(f"kvgate: {' '.join(str(error).split())}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print("\nkvgate: interrupted; run the same command again to go on where it stopped", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _add_run(commands: Any) -> None:
+    parser = commands.add_parser("run", help="run a plan and judge it", description="Run a plan; resumable.")
+    parser.add_argument("--plan", default="quick", help="plan name or YAML file (default: quick)")
+    parser.add_argument("--out", type=Path, help="results folder (default: results/<plan name>)")
+    parser.add_argument("--model", help="hub id, folder, or 'embedded' (default: the plan's)")
+    parser.add_argument("--revision", help="hub revision of the model")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="weights and cache")
+    parser.add_argument("--seed", type=int, help="seed of the items")
+    parser.add_argument("--gate", help="gate name or YAML file (default: the plan's)")
+    parser.add_argument(
+        "--policy", action="append", metavar="NAME@BUDGET[,BUDGET]",
+        help="instead of the plan's policies: a policy name, configs/policies name or module:Class, with budgets; "
+        "may be given several times, for example h2o@0.5,0.25 or mine.policies:Mine@512",
+    )  # fmt: skip
+    parser.add_argument("--enforce", action="store_true", help="exit 1 unless every policy row is enabled")
+    parser.add_argument("--json", action="store_true", help="print the leaderboard as JSON instead of tables")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from kvgate.evals.config import load_plan
+    from kvgate.evals.progress import watched
+    from kvgate.evals.run import execute, prepare
+
+    keys = ("model", "revision", "dtype", "seed", "gate")
+    overrides: dict[str, Any] = {key: getattr(options, key) for key in keys if getattr(options, key) is not None}
+    if options.policy:
+        overrides["policies"] = [_policy_entry(text) for text in options.policy]
+    config = load_plan(options.plan, overrides)
+    out = options.out or Path("results") / config.name
+    _writable(out)
+    with watched(quiet=options.json) as report:
+        board = execute(prepare(config), out, report)
+    _print_board(board, as_json=options.json, reasons=False)
+    if not options.json:
+        print(f"\nleaderboard: {out / 'leaderboard.json'}   every answer: {out / 'samples.jsonl'}")
+    return _enforced(board, options.enforce)
+
+
+def _policy_entry(text: str) -> dict[str, Any]:
+    name, at, budgets = text.rpartition("@")
+    if not at or not name:
+        raise ValueError(f"--policy {text!r}: give a name and budgets, for example h2o@0.5,512")
+    from kvgate.evals.config import shipped
+
+    entry: dict[str, Any] = {"use": name} if name in shipped("policies") else {"policy": name}
+    return {**entry, "budgets": [_number(part, text) for part in budgets.split(",")]}
+
+
+def _number(part: str, text: str) -> int | float:
+    try:
+        return int(part) if part.strip().isdigit() else float(part)
+    except ValueError as error:
+        raise ValueError(f"--policy {text!r}: budget {part!r} is not a number") from error
+
+
+def _writable(out: Path) -> None:
+    """Refuse a folder that cannot be written before any time is spent on the model."""
+    existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise ValueError(f"results folder {out}: {existing} cannot be written; choose another with --out")
+
+
+def _add_gate(commands: Any) -> None:
+    parser = commands.add_parser("gate", help="judge a finished run by a gate", description="Judge a finished run.")
+    parser.add_argument("results", type=Path, help="results folder")
+    parser.add_argument("--gate", help="gate name or YAML file (default: the run's own)")
+    parser.add_argument("--policy", help="only this policy@budget label")
+    parser.add_argument("--enforce", action="store_true", help="exit 1 unless every row (or the named one) is enabled")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_gate)
+
+
+def _gate(options: argparse.Namespace) -> int:
+    from kvgate.evals.finished import load_run
+
+    board = load_run(options.results).leaderboard(options.gate)
+    if options.policy:
+        board["rows"] = [row for row in board["rows"] if row["label"] == options.policy]
+        if not board["rows"]:
+            raise ValueError(f"policy {options.policy!r}: not in {options.results}")
+    _print_board(board, as_json=options.json, reasons=True)
+    return _enforced(board, options.enforce)
+
+
+def _add_canary(commands: Any) -> None:
+    parser = commands.add_parser(
+        "canary",
+        help="emit the canary config of an enabled policy",
+        description="Emit a canary config, or say why not.",
+    )
+    parser.add_argument("results", type=Path, help="results folder")
+    parser.add_argument("--policy", required=True, help="policy@budget label of the leaderboard")
+    parser.add_argument("--protocol", help="only this protocol (default: all the policy was run under)")
+    parser.add_argument("--gate", help="gate name or YAML file (default: the run's own)")
+    parser.add_argument("--out", type=Path, help="folder for the YAML (default: <results>/canary)")
+    parser.set_defaults(run=_canary)
+
+
+def _canary(options: argparse.Namespace) -> int:
+    from kvgate.evals.canary import NotEnabled, write_canary
+    from kvgate.evals.finished import load_run
+
+    run = load_run(options.results)
+    try:
+        path = write_canary(
+            run, options.policy, options.out or options.results / "canary", options.protocol, options.gate
+        )
+    except NotEnabled as refusal:
+        print(f"kvgate: no canary: {refusal}", file=sys.stderr)
+        return NOT_PASSED
+    print(path)
+    return DONE
+
+
+def _add_show(commands: Any) -> None:
+    parser = commands.add_parser("show", help="show a finished run", description="Show a finished run's leaderboard.")
+    parser.add_argument("results", type=Path, help="results folder")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_show)
+
+
+def _show(options: argparse.Namespace) -> int:
+    from kvgate.evals.finished import stored_leaderboard
+
+    _print_board(stored_leaderboard(options.results), as_json=options.json, reasons=True)
+    return DONE
+
+
+def _add_lists(commands: Any) -> None:
+    for name, action in (("policies", _policies), ("suites", _suites)):
+        parser = commands.add_parser(name, help=f"list the {name}", description=f"List the {name} that can be named.")
+        parser.add_argument("--json", action="store_true", help="print JSON")
+        parser.set_defaults(run=action)
+
+
+def _policies(options: argparse.Namespace) -> int:
+    from kvgate.compressors.catalog import catalog, parameters
+
+    found: dict[str, Any] = {
+        name: {
+            "about": (policy.__doc__ or "").strip().splitlines()[0],
+            "parameters": {key: value.default for key, value in parameters(policy).items() if key != "params"},
+        }
+        for name, policy in sorted(catalog().items())
+    }
+    if options.json:
+        print(json.dumps(found, indent=1))
+        return DONE
+    for name, entry in found.items():
+        print(f"{name:16} {entry['about']}")
+        for key, default in entry["parameters"].items():
+            print(f"{'':16}   {key} (default {default})")
+    return DONE
+
+
+def _suites(options: argparse.Namespace) -> int:
+    from kvgate.evals.suites.catalog import catalog
+
+    found: dict[str, Any] = {
+        name: {
+            "measures": suite.measures,
+            "why_eviction_hurts": suite.why_eviction_hurts,
+            "floor": suite.floor,
+            "tasks": {
+                task: {"about": about, "optional": task in suite.optional} for task, about in suite.tasks.items()
+            },
+        }
+        for name, suite in sorted(catalog().items())
+    }
+    if options.json:
+        print(json.dumps(found, indent=1))
+        return DONE
+    for name, entry in found.items():
+        print(f"{name}: {entry['measures']}\n  why eviction hurts: {entry['why_eviction_hurts']}")
+        for task, about in entry["tasks"].items():
+            print(f"  {task:16} {about['about']}{' (only when asked for)' if about['optional'] else ''}")
+        print()
+    return DONE
+
+
+def _print_board(board: dict[str, Any], *, as_json: bool, reasons: bool) -> None:
+    if as_json:
+        print(json.dumps(board, indent=1, sort_keys=True, ensure_ascii=False))
+        return
+    from rich.console import Console
+
+    from kvgate.evals.tables import print_leaderboard
+
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    print_leaderboard(board, console, reasons=reasons)
+
+
+def _enforced(board: dict[str, Any], enforce: bool) -> int:
+    passed = bool(board["rows"]) and all(row["status"] == "enable" for row in board["rows"])
+    return NOT_PASSED if enforce and not passed else DONE
