@@ -52,7 +52,7 @@ def score_overlap(text: str, overlap: Overlap) -> float:
 
 
 def _f1(text: str, accepted: str) -> float:
-    """F1 of the bags of words (SQuAD, Rajpurkar et al. 2016, arXiv:1606.05250, section 6.1; articles count as words)."""
+    """F1 of the bags of words (SQuAD, Rajpurkar et al. 2016, arXiv:1606.05250, section 6.1), articles included."""
     said, wanted = Counter(normalise(text)), Counter(normalise(accepted))
     common = (said & wanted).total()
     return 2 * common / (said.total() + wanted.total()) if common else 0.0

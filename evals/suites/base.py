@@ -62,7 +62,7 @@ class Spot:
 
 
 class Suite(ABC):
-    """Builds items. Subclasses say what they measure, and make the items of one :class:`Spot` at a time.
+    """Builds items, and says what they measure. Most suites are :class:`Generated`.
 
     Class attributes:
         name: catalog name.
@@ -87,12 +87,29 @@ class Suite(ABC):
     options: ClassVar[Mapping[str, Any]] = {}
 
     @abstractmethod
+    def build(self, tokens: Tokens, order: Order) -> list[Item]:
+        """All items of ``order``, by task, then length, then index. ValueError for what cannot be built."""
+
+    def chosen(self, asked: tuple[str, ...]) -> list[str]:
+        """Task names to build, in the suite's own order. ValueError for an unknown one."""
+        _known("task", dict.fromkeys(asked), self.tasks, self.name)
+        return [task for task in self.tasks if (task in asked if asked else task not in self.optional)]
+
+    def settled(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The suite's options with the given ones. ValueError for an unknown one."""
+        return {**self.options, **_known("option", options, self.options, self.name)}
+
+
+class Generated(Suite):
+    """A suite whose items are made, one :class:`Spot` at a time, to the exact length."""
+
+    @abstractmethod
     def make(self, tokens: Tokens, spot: Spot) -> list[Item]:
         """One to ``spot.room`` items whose first index is ``spot.index``. ValueError if the length is too short."""
 
     def build(self, tokens: Tokens, order: Order) -> list[Item]:
         """All items of ``order``, by task, then length, then index. Raises ValueError for unknown tasks and options."""
-        options = {**self.options, **_known("option", order.options, self.options, self.name)}
+        options = self.settled(order.options)
         items: list[Item] = []
         for task in self.chosen(order.tasks):
             for length, count in sorted(order.counts.items()):
@@ -100,11 +117,6 @@ class Suite(ABC):
         for item in items:
             tokens.check(item.context)
         return items
-
-    def chosen(self, asked: tuple[str, ...]) -> list[str]:
-        """Task names to build, in the suite's own order."""
-        _known("task", dict.fromkeys(asked), self.tasks, self.name)
-        return [task for task in self.tasks if (task in asked if asked else task not in self.optional)]
 
     def _slice(
         self, tokens: Tokens, order: Order, options: Mapping[str, Any], task: str, length: int, count: int

@@ -5,6 +5,12 @@ from __future__ import annotations
 import importlib
 from importlib.metadata import entry_points
 
+from kvgate.evals.hub_longbench import HubLongBench
+from kvgate.evals.hub_longbench2 import HubLongBench2
+from kvgate.evals.hub_longmemeval import HubLongMemEval
+from kvgate.evals.hub_repobench import HubRepoBench
+from kvgate.evals.hub_ruler import HubRuler
+from kvgate.evals.hub_scbench import HubSCBench
 from kvgate.evals.suites.base import Suite
 from kvgate.evals.suites.code import Code
 from kvgate.evals.suites.instructions import Instructions
@@ -15,11 +21,12 @@ from kvgate.evals.suites.shared import Shared
 
 GROUP = "kvgate.suites"
 OWN: tuple[type[Suite], ...] = (Retrieval, Code, MultiTurn, Instructions, Shared, LongGeneration)
+HUB: tuple[type[Suite], ...] = (HubRuler, HubLongBench, HubLongBench2, HubSCBench, HubRepoBench, HubLongMemEval)
 
 
 def catalog() -> dict[str, type[Suite]]:
     """Name -> class: kvgate's own, then installed entry points. ValueError if two claim one name."""
-    found = {suite.name: suite for suite in OWN}
+    found = {suite.name: suite for suite in (*OWN, *HUB)}
     for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
         if point.name in found:
             raise ValueError(f"suite {point.name!r}: {point.value} claims a name that is taken; uninstall or rename it")

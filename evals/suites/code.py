@@ -16,7 +16,7 @@ from kvgate.evals.chat import Tokens
 from kvgate.evals.items import Choice, Exact, Ids, Item, Turn
 from kvgate.evals.sources import lay
 from kvgate.evals.suites import words
-from kvgate.evals.suites.base import Spot, Suite
+from kvgate.evals.suites.base import Generated, Spot
 from kvgate.evals.suites.code_files import blocks, renamed_files, shelf
 from kvgate.evals.suites.completion import sites
 from kvgate.evals.suites.renaming import styled
@@ -25,7 +25,7 @@ DEFINITIONS, EXAMPLES = 5, 2
 TAIL = 24  # tokens of code between the end of the context and the completed identifier
 
 
-class Code(Suite):
+class Code(Generated):
     """Constants, labels, signatures and identifiers."""
 
     name = "code"

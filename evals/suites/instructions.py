@@ -13,7 +13,7 @@ from kvgate.evals.chat import Tokens
 from kvgate.evals.items import Answer, Exact, Item, Rule
 from kvgate.evals.sources import fingerprint
 from kvgate.evals.suites import words
-from kvgate.evals.suites.base import Spot, Suite
+from kvgate.evals.suites.base import Generated, Spot
 from kvgate.evals.suites.dialogue import ask, dialogue
 from kvgate.evals.suites.needles import names
 
@@ -30,7 +30,7 @@ class Instruction:
     cap: int = 10
 
 
-class Instructions(Suite):
+class Instructions(Generated):
     """Instructions at the very start of a conversation."""
 
     name = "instructions"

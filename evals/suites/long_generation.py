@@ -8,12 +8,12 @@ from kvgate.evals.chat import Tokens
 from kvgate.evals.items import Ids, Item, Listing, Turn
 from kvgate.evals.sources import fingerprint, lay, prose
 from kvgate.evals.suites import words
-from kvgate.evals.suites.base import Spot, Suite
+from kvgate.evals.suites.base import Generated, Spot
 
 SHOWN = 3  # lines given as the beginning of the answer
 
 
-class LongGeneration(Suite):
+class LongGeneration(Generated):
     """Counting, and reciting a list from the context."""
 
     name = "long_generation"

@@ -15,13 +15,13 @@ from kvgate.evals.chat import Tokens
 from kvgate.evals.items import Item, Turn
 from kvgate.evals.sources import fingerprint
 from kvgate.evals.suites import words
-from kvgate.evals.suites.base import Spot, Suite
+from kvgate.evals.suites.base import Generated, Spot
 from kvgate.evals.suites.dialogue import ask, dialogue, exchange
 
 SCORED = 3
 
 
-class MultiTurn(Suite):
+class MultiTurn(Generated):
     """Facts, updates and standing instructions over filler turns."""
 
     name = "multi_turn"

@@ -14,13 +14,13 @@ from typing import ClassVar
 from kvgate.evals.chat import Tokens
 from kvgate.evals.items import Item
 from kvgate.evals.suites import ruler, words
-from kvgate.evals.suites.base import Spot, Suite
+from kvgate.evals.suites.base import Generated, Spot
 from kvgate.evals.suites.needles import NEEDLE, SUITE, ask, finished, haystack, names
 
 NEEDLES, KEYS = 4, 6
 
 
-class Retrieval(Suite):
+class Retrieval(Generated):
     """Seven-digit numbers in prose."""
 
     name = SUITE

@@ -13,14 +13,14 @@ from kvgate.evals.chat import Tokens
 from kvgate.evals.items import Ids, Item
 from kvgate.evals.sources import fingerprint, lay, prose
 from kvgate.evals.suites import words
-from kvgate.evals.suites.base import Spot, Suite
+from kvgate.evals.suites.base import Generated, Spot
 from kvgate.evals.suites.dialogue import ask
 from kvgate.evals.suites.needles import INTRO, NEEDLE, names
 
 QUESTIONS = 3
 
 
-class Shared(Suite):
+class Shared(Generated):
     """Three facts in one text, asked for in three turns."""
 
     name = "shared"

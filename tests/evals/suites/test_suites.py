@@ -223,8 +223,8 @@ def test_bad_orders_are_refused(change: dict[str, Any], message: str) -> None:
 
 
 OUTSIDE = """
-from kvgate.evals.suites.base import Suite
-class Mine(Suite):
+from kvgate.evals.suites.base import Generated
+class Mine(Generated):
     name = "mine"
     measures = why_eviction_hurts = "x"
     tasks = {"t": "x"}

@@ -1,0 +1,67 @@
+"""SCBench (Li et al. 2024, arXiv:2412.10319): several turns over one shared context."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from kvgate.evals.chat import Tokens
+from kvgate.evals.hub import HubSuite, Row, Source, cluster, field, texts
+from kvgate.evals.items import Answer, Exact, Item, Overlap, Turn
+
+EXACT = ("kv", "prefix_suffix", "mf", "many_shot", "vt", "choice_eng")
+GRADED = ("qa_eng",)
+
+
+class HubSCBench(HubSuite):
+    """Tasks with answers that can be compared; summaries and retrieved functions are left out."""
+
+    name = "scbench"
+    measures = "Key-value and string retrieval, tracing, choices and questions, turn after turn on one context."
+    why_eviction_hurts = "The first turn may guide eviction; later turns ask for other parts of the same context."
+    protocol = "multi_turn"
+    floor = 0.3
+    tasks: ClassVar = {
+        **dict.fromkeys(EXACT, "exact match"),
+        **dict.fromkeys(GRADED, "F1 of words"),
+    }
+    source = Source(
+        repo="microsoft/SCBench",
+        revision="3032bc974092ea01dd48e08feb7b9784f87d4cf9",
+        licence="mit",
+        files={task: f"data/multi_turn_{task}.jsonl" for task in (*EXACT, *GRADED)},
+    )
+
+    def item(self, tokens: Tokens, task: str, row: Row) -> Item:
+        """One item with a scored turn for each of the row's turns."""
+        context = field(row, "context") if "context" in row else field(row, "input")
+        talk = field(row, "multi_turns", list)
+        if not talk:
+            raise ValueError("field 'multi_turns' is empty")
+        turns = tuple(_turn(tokens, task, one, number) for number, one in enumerate(talk, 1))
+        return Item(
+            suite=self.name,
+            task=task,
+            index=0,
+            length=0,
+            context=tokens.chat.start() + tokens.fresh(context),
+            turns=turns,
+            cluster=cluster(task, context),
+            protocol="multi_turn",
+            meta={"gold": "; ".join(texts(one, "answer")[0] for one in talk), "id": str(row.get("id", ""))},
+        )
+
+
+def _turn(tokens: Tokens, task: str, row: Any, number: int) -> Turn:
+    if not isinstance(row, dict):
+        raise ValueError(f"field 'multi_turns': turn {number} is {type(row).__name__}")
+    asked, answers = field(row, "input"), texts(row, "answer")
+    options = [str(option) for option in row.get("options") or []]
+    listed = "\n" + "\n".join(options) if options else ""
+    scoring: Answer = Overlap(answers, "f1") if task in GRADED else Exact(answers)
+    return Turn(
+        prompt=tokens.join("\n\n" if number == 1 else (), asked + listed, tokens.chat.speak),
+        scoring=scoring,
+        max_new_tokens=48,
+        closing=tokens.chat.next_user,
+        label=f"q{number}",
+    )
