@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 from dataclasses import asdict
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ def provenance(info: ModelInfo) -> dict[str, Any]:
     }
 
 
+@cache  # what runs is what was imported, whatever is edited meanwhile
 def code_hash() -> str:
     """BLAKE2b-128 over the package's Python files: tells two states of the code apart where git cannot."""
     root = Path(kvgate.__file__).parent
@@ -42,6 +44,7 @@ def code_hash() -> str:
     return total.hexdigest()
 
 
+@cache
 def git_revision() -> dict[str, Any]:
     """Commit and whether the tree differs from it; "none" outside a checkout of kvgate."""
     folder = Path(kvgate.__file__).resolve().parents[2]

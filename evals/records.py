@@ -110,4 +110,7 @@ class CellRecord:
             raise ValueError(
                 f"sample record: schema_version {record.schema_version}, this kvgate reads {SCHEMA_VERSION}"
             )
+        for name, score in (("score", record.score), *(("a turn's score", turn.score) for turn in turns)):
+            if score is not None and not (isinstance(score, int | float) and 0 <= score <= 1):
+                raise ValueError(f"sample record: {name} is {score!r}, outside [0, 1]")
         return record

@@ -22,6 +22,7 @@ from kvgate.evals.records import SCHEMA_VERSION, CellRecord
 from kvgate.evals.runner import Runner, pages_needed
 from kvgate.evals.suites.base import Order
 from kvgate.evals.suites.catalog import suite_class
+from kvgate.lifecycle.tables import Geometry
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ def prepare(config: RunConfig) -> Prepared:
                 f"item {item.suite}/{item.task}/{item.index}: needs {item.longest} positions, the model has "
                 f"{loaded.info.max_positions}; ask for shorter lengths"
             )
+    Geometry(loaded.info.layers, loaded.info.kv_heads, config.page_size)  # refuses a page size that cannot be served
     origin = provenance(loaded.info)
     plan = asdict(config)
     outcome = [plan, [item.item_hash for item in items], loaded.info.weights_hash, loaded.info.device]
@@ -73,7 +75,17 @@ def prepare(config: RunConfig) -> Prepared:
         "provenance": origin,
     }
     made = tuple(units(items, found, config.batch_rows, fingerprint))
-    return Prepared(config, loaded, tuple(items), tuple(found), made, manifest)
+    prepared = Prepared(config, loaded, tuple(items), tuple(found), made, manifest)
+    if 0 < config.pages < (needed := most_pages(prepared)):
+        raise ValueError(f"plan {config.name}: pages is {config.pages}, a batch may need {needed}; use 0 or that many")
+    return prepared
+
+
+def most_pages(prepared: Prepared) -> int:
+    """Pages that the largest unit can hold at once."""
+    info = prepared.loaded.info
+    heads = info.layers * info.kv_heads
+    return max(pages_needed(heads, prepared.config.page_size, unit) for unit in prepared.units)
 
 
 def build_items(choice: SuiteChoice, tokenizer: Any, seed: int) -> list[Item]:
@@ -92,9 +104,8 @@ def build_items(choice: SuiteChoice, tokenizer: Any, seed: int) -> list[Item]:
 
 def make_engine(prepared: Prepared) -> Engine:
     """An engine whose pool holds any unit of the plan."""
-    config, info = prepared.config, prepared.loaded.info
-    heads = info.layers * info.kv_heads
-    pages = config.pages or max(pages_needed(heads, config.page_size, unit) for unit in prepared.units)
+    config = prepared.config
+    pages = config.pages or most_pages(prepared)
     return Engine(prepared.loaded, pages=pages, page_size=config.page_size, prefill_chunk=config.prefill_chunk)
 
 

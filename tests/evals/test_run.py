@@ -1,0 +1,272 @@
+"""The main job on a tiny random model: bytes, resuming, bad input, a policy from outside. The answers are nonsense on
+purpose; what surrounds them is real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from kvgate.cli import main
+from kvgate.evals.folder import LEADERBOARD, MANIFEST, SAMPLES
+
+HERE = Path(__file__).parent
+
+OUTSIDE_POLICY = '''
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvgate.compressors.evidence import Evidence, Keep
+from kvgate.compressors.policy import Policy
+from kvgate.compressors.ranking import keep_highest
+
+
+@dataclass(frozen=True)
+class Oldest(Policy):
+    """Keeps the oldest tokens, whatever comes."""
+
+    name: ClassVar[str] = "oldest"
+    tokens: int
+
+    @classmethod
+    def for_budget(cls, budget: int) -> "Oldest":
+        return cls(tokens=budget)
+
+    @property
+    def budget(self) -> int:
+        return self.tokens
+
+    def decide(self, evidence: Evidence) -> Keep:
+        count = evidence.live.sum(-1).clamp_max(self.tokens)
+        return Keep(keep_highest(-evidence.positions.long(), evidence.live, count))
+'''
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("tiny")
+    sys.path.insert(0, str(HERE))
+    try:
+        from tiny import save_tiny_model
+    finally:
+        sys.path.remove(str(HERE))
+    save_tiny_model(folder / "model")
+    (folder / "outside_policy.py").write_text(OUTSIDE_POLICY)
+    plan = {
+        "model": str(folder / "model"), "dtype": "float32", "batch_rows": 10,
+        "suites": [
+            {"name": "retrieval", "counts": {400: 2}, "tasks": ["single", "key_value"]},
+            {"name": "multi_turn", "counts": {1400: 1}, "tasks": ["fact"]},
+        ],
+        "policies": [
+            {"use": "streaming_llm", "budgets": [0.5]}, {"use": "streaming_llm_rebased", "budgets": [0.25]},
+            {"use": "h2o", "budgets": [0.25]}, {"use": "sliding_window", "budgets": [64, 4096]},
+        ],
+    }  # fmt: skip
+    (folder / "plan.yaml").write_text(yaml.safe_dump(plan))
+    assert main(["run", "--plan", str(folder / "plan.yaml"), "--out", str(folder / "done")]) == 0
+    yield {"folder": folder, "plan": plan, "path": folder / "plan.yaml", "done": folder / "done"}
+
+
+def schema(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((files("kvgate") / "configs" / "schemas" / f"{name}.schema.json").read_text())
+    return found
+
+
+def test_files_match_their_schemas(tiny: dict[str, Any]) -> None:
+    done: Path = tiny["done"]
+    for name in ("run", "checks", "leaderboard"):
+        jsonschema.validate(json.loads((done / f"{name}.json").read_text()), schema(name))
+    lines = (done / SAMPLES).read_text().splitlines()
+    for line in lines:
+        jsonschema.validate(json.loads(line), schema("sample"))
+    assert len(lines) == 5 * 6
+
+
+def test_every_cell_evicted_or_says_why(tiny: dict[str, Any]) -> None:
+    rows = [json.loads(line) for line in (tiny["done"] / SAMPLES).read_text().splitlines()]
+    for row in rows:
+        if row["policy"] != "full":
+            assert (row["evicted_tokens"] > 0) != row["covered"]
+            assert row["covered"] == (row["budget"] == 4096)
+            assert row["covered"] or row["resident_bytes"] < row["exact_resident_bytes"]
+    exact = {row["item_hash"]: row["turns"] for row in rows if row["policy"] == "full"}
+    assert all(row["turns"] == exact[row["item_hash"]] for row in rows if row["covered"])
+
+
+def test_a_model_that_knows_nothing_gets_nothing_enabled(tiny: dict[str, Any], capsys: Any) -> None:
+    board = json.loads((tiny["done"] / LEADERBOARD).read_text())
+    assert {row["status"] for row in board["rows"]} <= {"not_evaluable", "inconclusive"}
+    for row in board["rows"]:
+        assert main(["canary", str(tiny["done"]), "--policy", row["label"]]) == 1
+        assert row["label"] in capsys.readouterr().err
+    assert not (tiny["done"] / "canary").exists()
+    assert main(["gate", str(tiny["done"]), "--enforce"]) == 1
+    assert main(["gate", str(tiny["done"])]) == 0
+
+
+def test_a_forged_leaderboard_gets_no_canary(tiny: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
+    for name in (MANIFEST, SAMPLES, "checks.json", LEADERBOARD):
+        (tmp_path / name).write_bytes((tiny["done"] / name).read_bytes())
+    board = json.loads((tmp_path / LEADERBOARD).read_text())
+    for row in board["rows"]:
+        row["status"] = "enable"
+    (tmp_path / LEADERBOARD).write_text(json.dumps(board))
+    assert main(["canary", str(tmp_path), "--policy", board["rows"][0]["label"]]) == 1
+    assert "no canary" in capsys.readouterr().err
+
+
+def test_same_plan_same_bytes_and_order_of_policies_does_not_matter_for_answers(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    assert main(["run", "--plan", str(tiny["path"]), "--out", str(tmp_path / "again"), "--json"]) == 0
+    for name in (SAMPLES, LEADERBOARD, MANIFEST):
+        assert (tmp_path / "again" / name).read_bytes() == (tiny["done"] / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("cut", [0, 1, 700, 3000, 9000, 12345])
+def test_a_torn_samples_file_is_finished_with_the_same_bytes(tiny: dict[str, Any], tmp_path: Path, cut: int) -> None:
+    (tmp_path / MANIFEST).write_bytes((tiny["done"] / MANIFEST).read_bytes())
+    (tmp_path / SAMPLES).write_bytes((tiny["done"] / SAMPLES).read_bytes()[:cut])
+    assert main(["run", "--plan", str(tiny["path"]), "--out", str(tmp_path), "--json"]) == 0
+    for name in (SAMPLES, LEADERBOARD):
+        assert (tmp_path / name).read_bytes() == (tiny["done"] / name).read_bytes(), name
+
+
+@pytest.mark.slow
+def test_killed_at_several_moments_ends_with_the_same_bytes(tiny: dict[str, Any], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "kvgate", "run", "--plan", str(tiny["path"]), "--out", str(tmp_path / "killed")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    kills = 0
+    for wanted in (1, 9000, 18000):
+        process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        samples = tmp_path / "killed" / SAMPLES
+        while process.poll() is None and not (samples.exists() and samples.stat().st_size >= wanted):
+            time.sleep(0.005)
+        kills += process.poll() is None
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert kills >= 1
+    assert subprocess.run(command, env=environment, capture_output=True).returncode == 0
+    for name in (SAMPLES, LEADERBOARD):
+        assert (tmp_path / "killed" / name).read_bytes() == (tiny["done"] / name).read_bytes(), name
+
+
+def test_a_policy_from_outside_is_on_the_leaderboard(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.syspath_prepend(tiny["folder"])
+    arguments = ["run", "--plan", str(tiny["path"]), "--out", str(tmp_path / "r"), "--policy"]
+    assert main([*arguments, "outside_policy:Oldest@0.5,100"]) == 0
+    board = json.loads((tmp_path / "r" / LEADERBOARD).read_text())
+    assert {row["label"] for row in board["rows"]} == {"oldest@0.5", "oldest@100"}
+    assert "oldest@0.5" in capsys.readouterr().out
+
+
+def test_an_oracle_is_invalid(tiny: dict[str, Any], tmp_path: Path) -> None:
+    plan = {**tiny["plan"], "policies": [{"use": "h2o", "budgets": [0.25], "oracle": True}]}
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
+    assert main(["run", "--plan", str(tmp_path / "plan.yaml"), "--out", str(tmp_path / "r"), "--json"]) == 0
+    assert {row["status"] for row in json.loads((tmp_path / "r" / LEADERBOARD).read_text())["rows"]} == {"invalid"}
+
+
+BAD = {
+    "unknown key": ({"polices": []}, "unknown key 'polices'"),
+    "unknown policy": ({"policies": [{"policy": "magic", "budgets": [0.5]}]}, "'magic' is unknown"),
+    "unknown parameter": ({"policies": [{"policy": "h2o", "params": {"x": 1}, "budgets": [1]}]}, "parameter 'x'"),
+    "budget 0": ({"policies": [{"use": "h2o", "budgets": [0]}]}, "budget 0"),
+    "negative budget": ({"policies": [{"use": "h2o", "budgets": [-5]}]}, "budget -5"),
+    "ratio above 1": ({"policies": [{"use": "h2o", "budgets": [1.5]}]}, "budget 1.5"),
+    "ratio 0": ({"policies": [{"use": "h2o", "budgets": [0.0]}]}, "budget 0.0"),
+    "ratio NaN": ({"policies": [{"use": "h2o", "budgets": [float("nan")]}]}, "budget nan"),
+    "budget true": ({"policies": [{"use": "h2o", "budgets": [True]}]}, "budget True"),
+    "budget under the sinks": ({"policies": [{"use": "streaming_llm", "budgets": [4]}]}, "budget 4"),
+    "listed twice": ({"policies": [{"use": "h2o", "budgets": [0.5, 0.5]}]}, "listed twice"),
+    "full as a policy": ({"policies": [{"policy": "full", "budgets": [0.5]}]}, "policy full"),
+    "unknown suite": ({"suites": [{"name": "nope"}]}, "suite 'nope'"),
+    "unknown task": ({"suites": [{"name": "retrieval", "tasks": ["nope"]}]}, "'nope'"),
+    "longer than the model": ({"suites": [{"name": "retrieval", "counts": {8000: 1}}]}, "positions"),
+    "unknown gate": ({"gate": "lenient"}, "'lenient'"),
+    "page size": ({"page_size": 12}, "page_size 12"),
+    "pool too small": ({"pages": 10}, "pages"),
+    "no such model": ({"model": "./nowhere"}, "no such folder"),
+    "dtype": ({"dtype": "int4"}, "int4"),
+}
+
+
+@pytest.mark.parametrize("change, message", BAD.values(), ids=BAD.keys())
+def test_bad_input_is_one_line_and_leaves_nothing(
+    tiny: dict[str, Any], tmp_path: Path, capsys: Any, change: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump({**tiny["plan"], **change}))
+    assert main(["run", "--plan", str(tmp_path / "plan.yaml"), "--out", str(tmp_path / "r")]) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1
+    assert message in error[0]
+    assert not (tmp_path / "r").exists()
+
+
+def test_folder_without_weights(tiny: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_bytes((tiny["folder"] / "model" / "config.json").read_bytes())
+    assert main(["run", "--plan", str(tiny["path"]), "--model", str(tmp_path / "m"), "--out", str(tmp_path / "r")]) == 2
+    assert "no weights" in capsys.readouterr().err
+
+
+def test_results_folder_of_another_plan(tiny: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
+    before = {file.name: file.read_bytes() for file in tiny["done"].iterdir()}
+    assert main(["run", "--plan", str(tiny["path"]), "--seed", "7", "--out", str(tiny["done"])]) == 2
+    assert "another plan" in capsys.readouterr().err
+    assert {file.name: file.read_bytes() for file in tiny["done"].iterdir()} == before
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("x")
+    assert main(["run", "--plan", str(tiny["path"]), "--out", str(tmp_path / "mine")]) == 2
+    assert "holds no run" in capsys.readouterr().err
+    (tmp_path / "file").write_text("x")
+    assert main(["run", "--plan", str(tiny["path"]), "--out", str(tmp_path / "file")]) == 2
+    assert main(["run", "--plan", str(tiny["path"]), "--out", "/proc/kvgate"]) == 2
+
+
+@pytest.mark.parametrize("damage", ["score", "duplicate", "not json", "field", "foreign", "torn"])
+def test_damaged_samples_are_named(tiny: dict[str, Any], tmp_path: Path, capsys: Any, damage: str) -> None:
+    for name in (MANIFEST, "checks.json"):
+        (tmp_path / name).write_bytes((tiny["done"] / name).read_bytes())
+    lines = (tiny["done"] / SAMPLES).read_text().splitlines()
+    row = json.loads(lines[1])
+    changed = {
+        "score": json.dumps({**row, "score": 1.5}),
+        "duplicate": lines[0],
+        "not json": "{",
+        "field": json.dumps({key: value for key, value in row.items() if key != "cluster"}),
+        "foreign": json.dumps({**row, "config_hash": "0" * 32}),
+        "torn": lines[1],
+    }[damage]
+    text = "\n".join([lines[0], changed, *lines[2:]]) + ("" if damage == "torn" else "\n")
+    (tmp_path / SAMPLES).write_text(text)
+    code = main(["gate", str(tmp_path), "--enforce"])
+    captured = capsys.readouterr()
+    assert code == 2
+    assert "line 2" in captured.err or damage in ("foreign", "torn")
+
+
+def test_lists_and_help(capsys: Any) -> None:
+    assert main(["policies", "--json"]) == 0
+    assert {"full", "h2o", "sliding_window", "streaming_llm"} <= set(json.loads(capsys.readouterr().out))
+    assert main(["suites", "--json"]) == 0
+    assert {"retrieval", "code", "multi_turn"} <= set(json.loads(capsys.readouterr().out))
+    for command in ([], ["run"], ["gate"], ["canary"], ["show"]):
+        with pytest.raises(SystemExit) as done:
+            main([*command, "--help"])
+        assert done.value.code == 0
