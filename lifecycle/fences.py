@@ -50,6 +50,10 @@ class Fences:
         self._tickets[ticket] = _Ticket(stream, deadline)
         return ticket
 
+    def tickets(self) -> list[int]:
+        """All outstanding tickets."""
+        return list(self._tickets)
+
     def outstanding(self, tickets: Iterable[int]) -> list[int]:
         """Those of ``tickets`` that have neither signalled nor expired."""
         return [t for t in tickets if t in self._tickets]

@@ -24,7 +24,8 @@ class Ledger:
         pool: the page pool.
         fences: tickets in flight.
         tenant: int16 ``[total]``, account of each page; meaningless where the page is free.
-        charged: int64 ``[accounts]``, pages of each account that are not free.
+        owned: bool ``[total]``, pages charged to an account: those that are not free.
+        charged: int64 ``[accounts]``, pages of each account.
         kept: bool ``[total]``, pages a prefix cache wants back as CACHED instead of FREE.
     """
 
@@ -32,6 +33,7 @@ class Ledger:
         self.pool = pool
         self.fences = Fences(pool.total)
         self.tenant: NDArray[np.int16] = np.zeros(pool.total, np.int16)
+        self.owned: NDArray[np.bool_] = np.zeros(pool.total, np.bool_)
         self.charged: NDArray[np.int64] = np.zeros(accounts, np.int64)
         self.kept: NDArray[np.bool_] = np.zeros(pool.total, np.bool_)
         self.fenced = 0
@@ -39,16 +41,27 @@ class Ledger:
     def alloc(self, count: int, account: int = 0) -> PageIds:
         """``count`` pages with one reference each, charged to ``account``. Raises OutOfPages, changing nothing."""
         ids = self.pool.alloc(count)
-        self._account(account)
-        self.tenant[ids] = account
-        self.charged[account] += count
+        self.claim(ids, account)
         return ids
+
+    def claim(self, ids: PageIds, account: int) -> None:
+        """Charge pages that somebody took from the pool directly (page tables do); those charged already stay so."""
+        fresh = ids[~self.owned[ids]]
+        self._account(account)
+        self.tenant[fresh] = account
+        self.owned[fresh] = True
+        self.charged[account] += len(fresh)
+
+    def reconcile(self) -> None:
+        """Discharge pages that somebody gave back to the pool directly (page tables do, when they drop slots)."""
+        self._discharge(np.flatnonzero(self.owned & (self.pool.state == State.FREE)).astype(np.int32))
 
     def alloc_split(self, counts: NDArray[np.int64], accounts: NDArray[np.int16]) -> PageIds:
         """Pages for several owners in one call: ``counts[i]`` of them charged to ``accounts[i]``, in that order."""
         ids = self.pool.alloc(int(counts.sum()))
         self._account(int(accounts.max(initial=0)))
         self.tenant[ids] = np.repeat(accounts, counts)
+        self.owned[ids] = True
         np.add.at(self.charged, accounts, counts)
         return ids
 
@@ -63,7 +76,13 @@ class Ledger:
             ids: pages, each once. A double free raises and changes nothing.
             tickets: launches that may still touch them; over or unknown ones do not matter.
         """
-        gone = self.pool.decref(ids, State.FENCED)
+        return self.released(ids, self.pool.decref(ids, State.FENCED), tickets)
+
+    def released(self, ids: PageIds, gone: PageIds, tickets: Iterable[int] = ()) -> PageIds:
+        """The second half of :meth:`release`, for page tables that dropped the references of ``ids`` themselves.
+
+        ``gone`` are those nobody references any more, now FENCED.
+        """
         self.fenced += len(gone)
         self.fences.hold(ids, tickets)
         kept = gone[self.kept[gone]]
@@ -120,6 +139,7 @@ class Ledger:
         self.fences.check()
         state = self.pool.state
         taken = state != State.FREE
+        assert (taken == self.owned).all(), "a page is charged and free, or taken and charged to nobody"
         found = np.bincount(self.tenant[taken], minlength=len(self.charged))
         assert (found == self.charged).all(), f"tenant accounts {self.charged.tolist()} hold {found.tolist()} pages"
         assert self.fenced == int((state == State.FENCED).sum()), "the count of fenced pages is wrong"
@@ -139,6 +159,7 @@ class Ledger:
             self._discharge(ids)
 
     def _discharge(self, ids: PageIds) -> None:
+        self.owned[ids] = False
         self.charged -= np.bincount(self.tenant[ids], minlength=len(self.charged))
 
     def _account(self, account: int) -> None:

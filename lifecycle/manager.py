@@ -170,7 +170,10 @@ class Manager:
         account = int(requests.account[slot])
         restored = requests.state[slot] == State.SWAPPED and self._restore(slot, account)
         fresh = requests.high[slot] == 0 and not restored
-        blocks = self.blocks_for(int(requests.prompt[slot] + requests.generated[slot]))
+        known = int(requests.prompt[slot] + requests.generated[slot])
+        if not restored:
+            requests.blocks[slot], requests.computed[slot] = self.store.begin(slot, known)
+        blocks = self.blocks_for(known)
         missing = blocks - int(requests.blocks[slot])
         if missing > 0:
             self.store.grow(np.array([slot]), np.array([missing]), requests.account[slot : slot + 1])

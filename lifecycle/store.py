@@ -34,6 +34,12 @@ class Store(Protocol):
     def host_free(self) -> int:
         """Blocks the host area could take."""
 
+    def begin(self, slot: int, known: int) -> tuple[int, int]:
+        """A request without pages starts. Pins what is cached of its first ``known - 1`` tokens.
+
+        Returns the blocks that gives it and the tokens they cover.
+        """
+
     def grow(self, slots: Slots, blocks: NDArray[np.int64], accounts: NDArray[np.int16]) -> None:
         """Hand ``blocks[i]`` more blocks to each slot: all of it, or OutOfPages and nothing."""
 
@@ -97,6 +103,10 @@ class FlatStore:
         if slot >= len(self.counts):
             return NO_PAGES
         return self.pages[slot, : self.counts[slot]]
+
+    def begin(self, slot: int, known: int) -> tuple[int, int]:
+        """Nothing is cached."""
+        return 0, 0
 
     def grow(self, slots: Slots, blocks: NDArray[np.int64], accounts: NDArray[np.int16]) -> None:
         """Append pages to each slot's row. Raises OutOfPages with nothing changed."""

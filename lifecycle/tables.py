@@ -141,17 +141,19 @@ class Tables:
         self.counts[sequence] = 0
         return released
 
-    def adopt(self, pages: PageIds, live: Words) -> int:
+    def adopt(self, pages: PageIds, live: Words, counts: Int32 | None = None) -> int:
         """A sequence over pages the caller already holds one reference to each of (a prefix hit, a swap-in).
 
         ``pages`` int32 ``[L, H, P]`` and ``live`` uint32 ``[L, H, P]``; every page has at least one live slot.
+        ``counts`` int32 ``[L, H]`` says how many of the ``P`` each list has; without it, all.
         """
         sequence = self.create()
         width = pages.shape[-1]
         self._grow(pages=width)
         self.pages[sequence, :, :, :width] = pages
         self.live[sequence, :, :, :width] = live
-        self.counts[sequence] = width
+        self.counts[sequence] = width if counts is None else counts
+        self.live[sequence][~self._held_mask(sequence)] = 0
         return sequence
 
     def held(self, sequence: int) -> PageIds:
