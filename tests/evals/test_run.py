@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ class Oldest(Policy):
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("tiny")
     sys.path.insert(0, str(HERE))
     try:
@@ -77,7 +76,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     }  # fmt: skip
     (folder / "plan.yaml").write_text(yaml.safe_dump(plan))
     assert main(["run", "--plan", str(folder / "plan.yaml"), "--out", str(folder / "done")]) == 0
-    yield {"folder": folder, "plan": plan, "path": folder / "plan.yaml", "done": folder / "done"}
+    return {"folder": folder, "plan": plan, "path": folder / "plan.yaml", "done": folder / "done"}
 
 
 def schema(name: str) -> dict[str, Any]:
