@@ -48,6 +48,12 @@ class HubSuite(Suite):
     source: ClassVar[Source]
     options: ClassVar[Mapping[str, Any]] = {"path": "", "revision": ""}
 
+    @classmethod
+    def origin(cls) -> str:
+        """Repository, revision and licence."""
+        revision = cls.source.revision or "a revision that you give"
+        return f"{cls.source.repo} at {revision}; licence: {cls.source.licence}"
+
     @abstractmethod
     def item(self, tokens: Tokens, task: str, row: Row) -> Item:
         """The row's item, with length 0 and index 0. ValueError names a field that is missing or ill-typed."""

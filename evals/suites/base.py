@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from kvgate.evals.chat import Tokens
 from kvgate.evals.items import Item, Protocol
+from kvgate.evals.sources import fingerprint
 
 DEFAULT_COUNTS: Mapping[int, int] = {512: 5, 1024: 5, 2048: 1}
 DEFAULT_DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -85,6 +86,11 @@ class Suite(ABC):
     loose_depths: ClassVar[frozenset[str]] = frozenset()
     twins: ClassVar[Mapping[str, str]] = {}
     options: ClassVar[Mapping[str, Any]] = {}
+
+    @classmethod
+    def origin(cls) -> str:
+        """Where its texts come from, and on what terms: one line for ``kvgate suites``."""
+        return f"made locally from the documentation and standard library of {fingerprint()}"
 
     @abstractmethod
     def build(self, tokens: Tokens, order: Order) -> list[Item]:

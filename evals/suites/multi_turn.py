@@ -18,7 +18,10 @@ from kvgate.evals.suites import words
 from kvgate.evals.suites.base import Generated, Spot
 from kvgate.evals.suites.dialogue import ask, dialogue, exchange
 
-SCORED = 3
+SCORED, DIGITS = 3, 5
+# Facts of one item have nothing in common but their form; with one relation for all, small models mix them up.
+RELATIONS = ("magic number", "ticket code", "phone number", "locker code", "serial number", "zip code")
+VERBS = ("greet", "warn", "answer", "dismiss", "welcome", "call")
 
 
 class MultiTurn(Generated):
@@ -69,46 +72,47 @@ class Talk:
     gold: list[str]
 
 
-def _shuffled(spot: Spot) -> list[int]:
-    return spot.rng.sample(range(SCORED), SCORED)
-
-
 def _names(spot: Spot) -> list[str]:
     return [" ".join(pair) for pair in words.pairs(spot.rng, SCORED)]
 
 
 def _fact(tokens: Tokens, spot: Spot) -> Talk:
-    names, values = _names(spot), words.numbers(spot.rng, SCORED)
-    form = "The magic number of the {} is"
-    told = [(spot.depth, f"Remember this. {form.format(n)} {x}.") for n, x in zip(names, values, strict=True)]
-    turns = [
-        ask(tokens, rank, f"What is the magic number of the {names[k]}?", form.format(names[k]), values[k])
-        for rank, k in enumerate(_shuffled(spot))
-    ]
-    return Talk(told, turns, values)
+    names, values = _names(spot), words.numbers(spot.rng, SCORED, DIGITS)
+    forms = [f"The {relation} of the {name} is" for relation, name in zip(_drawn(spot, RELATIONS), names, strict=True)]
+    told = [(spot.depth, f"Remember this. {form} {value}.") for form, value in zip(forms, values, strict=True)]
+    return Talk(told, _asked(tokens, spot, forms, [_question(form) for form in forms], values), values)
 
 
 def _update(tokens: Tokens, spot: Spot) -> Talk:
-    names, old, new = _names(spot), words.numbers(spot.rng, SCORED), words.numbers(spot.rng, SCORED)
-    form = "The magic number of the {} is"
-    told = [(spot.depth / 2, f"Remember this. {form.format(n)} {x}.") for n, x in zip(names, old, strict=True)]
-    told += [(spot.depth, f"Correction. {form.format(n)} now {x}.") for n, x in zip(names, new, strict=True)]
-    turns = [
-        ask(tokens, rank, f"What is the magic number of the {names[k]} now?", form.format(names[k]) + " now", new[k])
-        for rank, k in enumerate(_shuffled(spot))
-    ]
+    names = _names(spot)
+    forms = [f"The {relation} of the {name} is" for relation, name in zip(_drawn(spot, RELATIONS), names, strict=True)]
+    old, new = words.numbers(spot.rng, SCORED, DIGITS), words.numbers(spot.rng, SCORED, DIGITS)
+    told = [(spot.depth / 2, f"Remember this. {form} {value}.") for form, value in zip(forms, old, strict=True)]
+    told += [(spot.depth, f"Correction. {form} now {value}.") for form, value in zip(forms, new, strict=True)]
+    turns = _asked(tokens, spot, [f"{form} now" for form in forms], [_question(form) for form in forms], new)
     return Talk(told, turns, new)
 
 
 def _standing(tokens: Tokens, spot: Spot) -> Talk:
-    cues, replies = _names(spot), words.numbers(spot.rng, SCORED)
-    form = "reply number of the {} is"
-    told = [(spot.depth, f"From now on, the {form.format(c)} {x}.") for c, x in zip(cues, replies, strict=True)]
-    turns = [
-        ask(tokens, rank, f"I say {cues[k]}. What do you reply?", f"The {form.format(cues[k])}", replies[k])
-        for rank, k in enumerate(_shuffled(spot))
-    ]
-    return Talk(told, turns, replies)
+    names, values = _names(spot), words.numbers(spot.rng, SCORED, DIGITS)
+    forms = [f"{verb} the {name} with" for verb, name in zip(_drawn(spot, VERBS), names, strict=True)]
+    told = [(spot.depth, f"From now on, you {form} {value}.") for form, value in zip(forms, values, strict=True)]
+    cues = [form.removesuffix(" with").capitalize() + "." for form in forms]
+    return Talk(told, _asked(tokens, spot, [f"I {form}" for form in forms], cues, values), values)
+
+
+def _drawn(spot: Spot, pool: tuple[str, ...]) -> list[str]:
+    return spot.rng.sample(pool, SCORED)
+
+
+def _question(form: str) -> str:
+    return f"What is t{form.removeprefix('T').removesuffix(' is')}?"
+
+
+def _asked(tokens: Tokens, spot: Spot, prefixes: list[str], texts: list[str], values: list[str]) -> list[Turn]:
+    """The scored turns, in an order of their own."""
+    order = spot.rng.sample(range(SCORED), SCORED)
+    return [ask(tokens, rank, texts[k], prefixes[k], values[k]) for rank, k in enumerate(order)]
 
 
 MAKERS: dict[str, Callable[[Tokens, Spot], Talk]] = {"fact": _fact, "update": _update, "standing": _standing}

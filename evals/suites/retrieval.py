@@ -33,7 +33,7 @@ class Retrieval(Generated):
         "single": "one needle in prose",
         "multi_key": f"{NEEDLES} needles of one form; one is asked for",
         "key_value": f"a list of {KEYS} keys and numbers in prose; one is asked for",
-        "assignment": "a counter is set and later changed, another is changed too; its last value is asked for",
+        "assignment": "a counter is set and later changed, another is set between; the last value is asked for",
         "multi_value": f"one name with {ruler.VALUES} numbers; all are asked for",
         "multi_query": "four needles; two are asked for at once",
         "chain": f"variables set from variables; all {ruler.CHAIN} with one value are asked for",
@@ -77,13 +77,13 @@ def _key_value(tokens: Tokens, spot: Spot) -> Item:
 
 
 def _assignment(tokens: Tokens, spot: Spot) -> Item:
-    """A counter is set and later changed, and another is changed between; the change stands at the item's depth."""
+    """A counter is set and later changed, another is set between; the change stands at the item's depth."""
     mine, other = names(spot, 2)
     first, between, last = words.numbers(spot.rng, 3)
     start, change = "The counter {} is set to", "The counter {} is now changed to"
     told = [
         (spot.depth / 3, f"{start.format(mine)} {first}."),
-        (spot.depth * 2 / 3, f"{change.format(other)} {between}."),
+        (spot.depth * 2 / 3, f"{start.format(other)} {between}."),
         (spot.depth, f"{change.format(mine)} {last}."),
     ]
     head, laid = haystack(tokens, spot, told)

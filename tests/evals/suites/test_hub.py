@@ -166,7 +166,8 @@ def test_longmemeval(tokens: Tokens, chatml: Any, local: Path) -> None:
 @pytest.mark.parametrize("suite", HUB)
 def test_every_data_set_states_where_it_comes_from(suite: type[HubSuite]) -> None:
     assert suite.name in catalog()
-    assert suite.source.licence
+    assert suite.source.repo in suite.origin()
+    assert suite.source.licence in suite.origin()
     assert set(suite.source.files) == set(suite.tasks)
     if suite.source.revision is None:
         with pytest.raises(ValueError, match="no revision is known"):
