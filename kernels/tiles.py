@@ -32,8 +32,8 @@ def kind_of(tokens: int, group: int) -> Kind:
     return "short" if tokens * group <= 64 else "long"
 
 
-def attention_tile(kind: Kind, head_dim: int, group: int, element_size: int, sinks: bool) -> Tile:
-    """Tile for a kind of row; element_size in bytes. A second query for sinks costs registers.
+def attention_tile(kind: Kind, head_dim: int, group: int, element_size: int, sinks: bool, paged: bool) -> Tile:
+    """Tile for a kind of row; element_size in bytes. A second query for sinks and page lookups cost registers.
 
     fp32 dots run without tensor cores (TF32 would be another function) and take small tiles to stay in registers.
     """
@@ -45,13 +45,11 @@ def attention_tile(kind: Kind, head_dim: int, group: int, element_size: int, sin
     heavy = block_d > 128 or (block_d == 128 and sinks)
     if kind == "decode":
         return Tile(max(16, least), 32 if heavy else 64, block_d, split, 4, 1)
-    if block_d > 128:
+    if block_d > 128 or (heavy and kind == "short"):
         return Tile(max(32, least), 32, block_d, split, 4, 2)
-    if heavy:
-        return Tile(max(64, least), 64, block_d, split, 8, 2)
     if kind == "short":
         return Tile(max(64, least), 64, block_d, split, 4, 1)
-    return Tile(max(128, least), 64, block_d, split, 8, 2)
+    return Tile(max(64 if block_d == 128 and paged else 128, least), 64, block_d, split, 8, 2)
 
 
 def mass_tile(head_dim: int, group: int, element_size: int) -> Tile:

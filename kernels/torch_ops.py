@@ -16,18 +16,21 @@ from torch import Tensor
 from kvgate.kernels.torch_prefill import prefill as prefill
 from kvgate.kernels.types import Attention, PagedKV, Rules
 
-_CHUNK_BYTES = 1 << 22  # of gathered K per chunk of rows: stays in the last-level cache
+_CHUNK_BYTES = 1 << 20  # of gathered K per chunk of rows: stays in the last-level cache
+NEVER = torch.iinfo(torch.int32).max  # position of a dead slot: later than any query
 _BLOCK_LOGITS = 1 << 20  # logits of one query block
 
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """K, V and slot facts of a chunk of rows, padded to one width n = pages * S."""
+    """K, V and positions of a chunk of rows, padded to one width n = pages * S.
+
+    Dead slots: position NEVER, V zero, K whatever the pool holds (its logits are overwritten).
+    """
 
     k_BHnD: Tensor
     v_BHnD: Tensor
     positions_BHn: Tensor
-    live_BHn: Tensor
 
 
 def decode(q_RQD: Tensor, cache: PagedKV, query_position_R: Tensor, rules: Rules, want_mass: bool) -> Attention:
@@ -52,7 +55,7 @@ def extend(
         for first in range(0, tokens, block):
             last = min(tokens, first + block)
             index = torch.tensor([range(row_start[r] + first, row_start[r] + last) for r in members]).to(q_TQD.device)
-            part = _attend(q_TQD, keys, query_position_T, rules, index, members)
+            part = _attend(q_TQD, keys, query_position_T, rules, index, members, want_mass)
             out[index], lse[index] = part.out, part.lse
             if mass is not None and part.mass is not None:
                 mass[members, :, :pages] += part.mass.view(len(members), kv_heads, pages, cache.page_size)
@@ -78,27 +81,23 @@ def _chunks(cache: PagedKV, row_start: list[int]) -> Iterator[tuple[list[int], i
 
 
 def _gather(cache: PagedKV, rows: Tensor, pages: int) -> _Keys:
-    """Whole pages by index_select; pages that may not be read are replaced by page 0 and all their slots are dead."""
-    size = cache.page_size
+    """Whole pages by index_select; a page that may not be read is replaced by page 0 with all its slots dead."""
+    size, dim = cache.page_size, cache.head_dim
     words = cache.live_RHP.index_select(0, rows)[:, :, :pages]
-    below = torch.arange(pages, device=words.device) < cache.page_counts_RH.index_select(0, rows)[..., None]
-    words = words.masked_fill(~below, 0)
+    beyond = torch.arange(pages, device=words.device) >= cache.page_counts_RH.index_select(0, rows)[..., None]
+    words = words.masked_fill(beyond, 0)
     ids = cache.tables_RHP.index_select(0, rows)[:, :, :pages].masked_fill(words == 0, 0)
-    batch, kv_heads = ids.shape[:2]
     flat = ids.reshape(-1)
-    live = (words[..., None] >> torch.arange(size, dtype=torch.int32, device=words.device) & 1).bool()
-    k = cache.k_pool_NSD.index_select(0, flat).view(-1, cache.head_dim)
-    v = cache.v_pool_NSD.index_select(0, flat).view(-1, cache.head_dim)
-    dead = (~live).view(-1).nonzero().view(-1)  # garbage and NaN in dead slots must not reach the output
-    k.index_fill_(0, dead, 0)
-    v.index_fill_(0, dead, 0)
-    shape = (batch, kv_heads, pages * size)
-    return _Keys(
-        k.view(*shape, cache.head_dim),
-        v.view(*shape, cache.head_dim),
-        cache.positions_NS.index_select(0, flat).view(shape),
-        live.view(shape),
+    bits = torch.ones(size, dtype=torch.int32, device=words.device) << torch.arange(
+        size, dtype=torch.int32, device=words.device
     )
+    dead = (words[..., None] & bits).view(-1) == 0
+    positions = cache.positions_NS.index_select(0, flat).view(-1).masked_fill_(dead, NEVER)
+    k = cache.k_pool_NSD.index_select(0, flat)
+    v = cache.v_pool_NSD.index_select(0, flat)
+    v.view(-1, dim).index_fill_(0, dead.nonzero().view(-1), 0)  # zero times NaN would be NaN
+    shape = (*ids.shape[:2], pages * size)
+    return _Keys(k.view(*shape, dim), v.view(*shape, dim), positions.view(shape))
 
 
 def _visible(
@@ -116,18 +115,13 @@ def _visible(
         seen &= inside
     if window is not None:
         seen &= k > p - window
-    return seen & keys.live_BHn[:, :, None]
+    return seen
 
 
-def _attend(
-    q_TQD: Tensor, keys: _Keys, query_position_T: Tensor, rules: Rules, index_BT: Tensor, rows: list[int]
-) -> Attention:
-    """The queries `index_BT` of a chunk: out [B, T, Q, D], lse [B, T, Q], mass [B, H, n]."""
+def _logits(q_TQD: Tensor, keys: _Keys, rules: Rules, index_BT: Tensor, rows: list[int]) -> Tensor:
+    """Scaled, capped fp32 logits [B * H, T * G, n]."""
     batch, kv_heads, n, dim = keys.k_BHnD.shape
     tokens, group = index_BT.shape[1], q_TQD.shape[1] // kv_heads
-    lower = None if rules.lower is None else rules.lower[index_BT]
-    exempt = None if rules.exempt_RE2 is None else rules.exempt_RE2[rows]
-    seen = _visible(keys, query_position_T[index_BT], lower, exempt, rules.native_window)
 
     def packed(q: Tensor) -> Tensor:
         grouped = q[index_BT].view(batch, tokens, kv_heads, group, dim).permute(0, 2, 1, 3, 4)
@@ -143,14 +137,33 @@ def _attend(
         logits[:, :, columns] = torch.where(chosen, second, logits.index_select(2, columns))
     if rules.softcap is not None:
         logits = logits.div_(rules.softcap).tanh_().mul_(rules.softcap)
-    logits = logits.view(batch, kv_heads, tokens, group, n).masked_fill_(~seen[:, :, :, None], float("-inf"))
-    highest = logits.amax(-1, keepdim=True)
-    highest.masked_fill_(highest == float("-inf"), 0)  # nothing visible: exp gives zeros, not NaN
-    weights = logits.sub_(highest).exp_()
-    total = weights.sum(-1, keepdim=True)
-    lse = (total.log() + highest).squeeze(-1)
-    weights.div_(total.masked_fill(total == 0, 1))
-    mass = weights.sum((2, 3))
+    return logits
+
+
+def _attend(
+    q_TQD: Tensor,
+    keys: _Keys,
+    query_position_T: Tensor,
+    rules: Rules,
+    index_BT: Tensor,
+    rows: list[int],
+    want_mass: bool,
+) -> Attention:
+    """The queries `index_BT` of a chunk: out [B, T, Q, D], lse [B, T, Q], mass [B, H, n]."""
+    batch, kv_heads, n, dim = keys.k_BHnD.shape
+    tokens, group = index_BT.shape[1], q_TQD.shape[1] // kv_heads
+    lower = None if rules.lower is None else rules.lower[index_BT]
+    exempt = None if rules.exempt_RE2 is None else rules.exempt_RE2[rows]
+    seen = _visible(keys, query_position_T[index_BT], lower, exempt, rules.native_window)
+    logits = _logits(q_TQD, keys, rules, index_BT, rows).view(batch, kv_heads, tokens, group, n)
+    logits.masked_fill_(~seen[:, :, :, None], float("-inf"))
+    highest = logits.amax(-1)
+    weights = torch.softmax(logits, -1)
+    blind = highest == float("-inf")
+    if bool(blind.any()):
+        weights.masked_fill_(blind[..., None], 0)  # where nothing is visible softmax gives NaN
+    lse = highest - weights.amax(-1).log_().masked_fill_(blind, 0)  # the largest weight is exp(highest - lse)
     out = torch.bmm(weights.view(-1, tokens * group, n).to(q_TQD.dtype), keys.v_BHnD.view(-1, n, dim))
     out = out.view(batch, kv_heads, tokens, group, dim).permute(0, 2, 1, 3, 4).reshape(batch, tokens, -1, dim)
+    mass = weights.sum((2, 3)) if want_mass else None
     return Attention(out, lse.permute(0, 2, 1, 3).reshape(batch, tokens, -1), mass)

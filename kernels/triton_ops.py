@@ -57,7 +57,9 @@ class _Launch:
     def tile(self, kind: Kind) -> Tile:
         """Tile for the rows of a kind."""
         sinks = self.rules.q_sink is not None
-        return attention_tile(kind, int(self.q.shape[2]), self.group, self.q.element_size(), sinks)
+        return attention_tile(
+            kind, int(self.q.shape[2]), self.group, self.q.element_size(), sinks, self.cache is not None
+        )
 
     def pointers(self) -> dict[str, Tensor]:
         """Pointer arguments; unused ones get a tensor that the kernel does not read."""
