@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Callable
 from importlib.metadata import entry_points
 
 from kvgate.compressors.full import Full
@@ -22,7 +23,9 @@ def catalog() -> dict[str, type[Policy]]:
     for point in entry_points(group=ENTRY_POINT_GROUP):
         if point.name in found:
             raise ValueError(f"policy {point.name!r}: {point.value} would replace kvgate's own; give it another name")
-        found[point.name] = _checked(point.load(), point.value)
+        found[point.name] = _loaded(point.name, point.load, point.value)
+        if found[point.name].name != point.name:
+            raise ValueError(f"policy {point.name!r}: {point.value} calls itself {found[point.name].name!r}")
     return found
 
 
@@ -30,12 +33,10 @@ def policy_class(name: str) -> type[Policy]:
     """The class behind a catalog name or ``module:Class``. ValueError if there is none."""
     if ":" in name:
         module, _, attribute = name.partition(":")
-        try:
-            found = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError) as error:
-            raise ValueError(f"policy {name!r}: {error}; expected an importable module:Class") from error
-        return _checked(found, name)
-    known = catalog()
+        return _loaded(name, lambda: getattr(importlib.import_module(module), attribute), "an importable module:Class")
+    known = {policy.name: policy for policy in _OWN}
+    if name not in known:
+        known = catalog()
     if name not in known:
         raise ValueError(f"policy {name!r} is unknown; known: {', '.join(sorted(known))}, or module:Class")
     return known[name]
@@ -43,9 +44,9 @@ def policy_class(name: str) -> type[Policy]:
 
 def parameters(policy: type[Policy]) -> dict[str, inspect.Parameter]:
     """What ``for_budget`` takes besides the budget."""
-    found = dict(inspect.signature(policy.for_budget).parameters)
-    found.pop("budget")
-    return found
+    named = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+    found = inspect.signature(policy.for_budget).parameters
+    return {name: each for name, each in found.items() if name != "budget" and each.kind in named}
 
 
 def check_parameters(policy: type[Policy], params: dict[str, object]) -> None:
@@ -56,7 +57,16 @@ def check_parameters(policy: type[Policy], params: dict[str, object]) -> None:
             raise ValueError(f"policy {policy.name}: unknown parameter {name!r}; known: {', '.join(known) or 'none'}")
 
 
-def _checked(found: object, where: str) -> type[Policy]:
+def _loaded(name: str, load: Callable[[], object], expected: str) -> type[Policy]:
+    """What ``load`` gives, if it is a policy that can be made; ValueError whatever goes wrong in others' code."""
+    try:
+        found = load()
+    except Exception as error:
+        reason = str(error).strip().splitlines() or [""]
+        raise ValueError(f"policy {name!r}: {type(error).__name__}: {reason[0]}; expected {expected}") from error
     if not (isinstance(found, type) and issubclass(found, Policy)):
-        raise ValueError(f"policy {where!r}: is not a subclass of kvgate.compressors.policy.Policy")
+        raise ValueError(f"policy {name!r}: is not a subclass of kvgate.compressors.policy.Policy")
+    missing = sorted(found.__abstractmethods__) + ([] if hasattr(found, "name") else ["name"])
+    if missing:
+        raise ValueError(f"policy {name!r}: lacks {', '.join(missing)}")
     return found

@@ -14,10 +14,11 @@ def score_keys(scores: Tensor, positions: Tensor) -> Tensor:
     """int64 keys that order like (score, then lower position first), all different where positions are.
 
     Args:
-        scores: fp32, any value; NaN ranks above infinity.
+        scores: fp32, any value; every NaN ranks above infinity, and -0.0 ties with 0.0.
         positions: int32, same shape, not negative.
     """
-    bits = scores.contiguous().view(torch.int32)
+    plain = torch.where(scores.isnan(), torch.nan, scores + 0.0)  # one NaN of the many, one zero of the two
+    bits = plain.view(torch.int32)
     monotone = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # two's complement order equals float order
     return (monotone.long() << 31) + (torch.iinfo(torch.int32).max - positions.long())
 

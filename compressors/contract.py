@@ -1,0 +1,27 @@
+"""What every policy's answer must satisfy, checked at each decision: a policy is not believed."""
+
+from __future__ import annotations
+
+import torch
+
+from kvgate.compressors.evidence import Evidence, Keep, in_spans
+from kvgate.compressors.policy import Policy
+
+
+class PolicyViolation(ValueError):
+    """A policy's answer breaks the rules; nothing was evicted."""
+
+
+def check_keep(policy: Policy, evidence: Evidence, keep: Keep) -> None:
+    """Raise PolicyViolation unless ``keep`` is a subset of the live slots, within budget, protected spans in it."""
+    slots = keep.slots
+    if slots.shape != evidence.live.shape or slots.dtype != torch.bool:
+        expected = f"torch.bool {tuple(evidence.live.shape)}"
+        raise PolicyViolation(f"policy {policy.name}: answered {slots.dtype} {tuple(slots.shape)}, expected {expected}")
+    if bool((slots & ~evidence.live).any()):
+        raise PolicyViolation(f"policy {policy.name}: keeps slots that are not live; keep a subset of evidence.live")
+    most = int(slots.sum(-1).max())
+    if most > policy.budget:
+        raise PolicyViolation(f"policy {policy.name}: keeps {most} tokens of a head, its budget is {policy.budget}")
+    if evidence.protected and bool((evidence.live & ~slots & in_spans(evidence.positions, evidence.protected)).any()):
+        raise PolicyViolation(f"policy {policy.name}: evicts a protected token; keep evidence.protected spans")
