@@ -59,4 +59,4 @@ def mass_tile(head_dim: int, group: int, element_size: int) -> Tile:
         return Tile(max(16, power_of_two(group)), 16 if block_d > 128 else 32, block_d, 0, 8, 1)
     if block_d > 128:
         return Tile(max(32, power_of_two(group)), 16, block_d, 0, 4, 1)
-    return Tile(max(64, power_of_two(group)), 64, block_d, 0, 4, 1)
+    return Tile(max(64, power_of_two(group)), 32 if block_d == 128 else 64, block_d, 0, 4, 1)

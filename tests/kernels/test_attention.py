@@ -31,12 +31,14 @@ def test_decode_over_shapes(backend, agree, dim, group, size, dtype):
     agree(problem.decode(backend), problem.exact())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dim", "group", "size", "dtype"), SHAPES)
 def test_extend_over_shapes(backend, agree, dim, group, size, dtype):
     problem = make(Shape(((5, 5), (33, 2), (0, 0), (41, 10)), 1, group, dim, size, dtype), seed=dim + group)
     agree(problem.extend(backend), problem.exact())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 def test_all_rules_at_once(backend, agree, dtype, seed):
@@ -64,16 +66,19 @@ def test_rows_longer_than_a_split(backend, agree):
     agree(problem.decode(backend), problem.exact())
 
 
+@pytest.mark.slow
 def test_question_chunk_longer_than_a_split(backend, agree):
     problem = make(Shape(((2100, 9), (700, 4)), 1, 3, 40, 32, keep=0.9))
     agree(problem.extend(backend), problem.exact())
 
 
+@pytest.mark.slow
 def test_many_tiles_over_a_scanned_range(backend, agree):
     problem = make(Shape(((1200, 100), (150, 150)), 1, 2, 40, 32, native_window=300))
     agree(problem.extend(backend), problem.exact())
 
 
+@pytest.mark.slow
 def test_mass_sums_to_the_group(backend):
     problem = make(Shape(((90, 1), (33, 1)), group=5))
     mass = problem.decode(backend).mass
@@ -84,6 +89,7 @@ def test_mass_sums_to_the_group(backend):
     torch.testing.assert_close(mass.sum((2, 3)), want, rtol=1e-5, atol=0)
 
 
+@pytest.mark.slow
 def test_mass_is_optional_and_changes_nothing(backend):
     problem = make(Shape(((90, 30), (33, 4))))
     with_mass, without = problem.extend(backend), problem.extend(backend, want_mass=False)
@@ -92,6 +98,7 @@ def test_mass_is_optional_and_changes_nothing(backend):
     assert torch.equal(with_mass.lse, without.lse)
 
 
+@pytest.mark.slow
 def test_same_call_same_bits(backend):
     problem = make(Shape(((90, 30), (33, 4)), dtype=BF16))
     first, second = problem.extend(backend), problem.extend(backend)
@@ -100,6 +107,7 @@ def test_same_call_same_bits(backend):
     assert torch.equal(first.mass, second.mass)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["decode", "extend"])
 def test_a_row_does_not_depend_on_its_batch(backend, kind):
     tokens = (1, 1, 1, 1, 1) if kind == "decode" else (1, 4, 30, 70, 9)

@@ -59,6 +59,7 @@ def test_sink_edges(backend, agree, edge):
     agree(problem.extend(backend), problem.exact())
 
 
+@pytest.mark.slow
 def test_a_dead_row_among_living_ones(backend, agree):
     problem = make(Shape(((40, 1), (40, 1), (700, 1), (700, 1)), 1))
     live = problem.cache.live_RHP.clone()
@@ -71,6 +72,7 @@ def test_a_dead_row_among_living_ones(backend, agree):
         assert float(got.mass[[1, 3]].sum()) == 0
 
 
+@pytest.mark.slow
 def test_nothing_alive_anywhere(backend):
     problem = make(Shape(((600, 1), (40, 1))))
     cache = replace(problem.cache, live_RHP=torch.zeros_like(problem.cache.live_RHP))
@@ -148,6 +150,7 @@ def test_every_slot_of_32_alive(backend, agree):
     agree(problem.decode(backend), problem.exact())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("reversed_grid", "poisoned_memory")
 def test_order_of_programs_and_fresh_memory_do_not_matter(agree):
     for shape in (

@@ -6,6 +6,8 @@ import torch
 from kvgate.kernels import ops, reference
 from kvgate.kernels.types import Attention, Rules
 
+SIZES = [(1, 3, 64), (63, 2, 40), (65, 7, 96), (130, 1, 128), (33, 5, 256)]
+
 
 def inputs(tokens, heads, group, dim, dtype, seed=0):
     random = torch.Generator().manual_seed(seed)
@@ -14,10 +16,9 @@ def inputs(tokens, heads, group, dim, dtype, seed=0):
     return q, k, v
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(
-    ("tokens", "group", "dim"), [(1, 3, 64), (63, 2, 40), (65, 7, 96), (130, 1, 128), (33, 5, 256)]
-)
+@pytest.mark.parametrize(("tokens", "group", "dim"), SIZES)
 def test_prefill(backend, agree, tokens, group, dim, dtype):
     q, k, v = inputs(tokens, 2, group, dim, dtype)
     for want_mass in (True, False):
@@ -27,6 +28,7 @@ def test_prefill(backend, agree, tokens, group, dim, dtype):
         assert (got.mass is None) is not want_mass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [1, 31, 32, 33, 64, 100, 1000])
 def test_prefill_in_a_window(backend, agree, window):
     q, k, v = inputs(100, 1, 3, 64, torch.float32)
@@ -55,6 +57,7 @@ def test_prefill_of_nothing(backend):
     assert got.mass.shape == (2, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_prefill_is_extend_on_an_empty_cache(backend, agree, dtype):
     q, k, v = inputs(90, 2, 3, 64, dtype)
@@ -74,8 +77,7 @@ def test_prefill_is_extend_on_an_empty_cache(backend, agree, dtype):
     mass = paged.mass.view(2, 96)[:, :90]
     agree(Attention(paged.out, paged.lse, mass), reference.prefill(q, k, v, Rules(0.125), True))
     whole = ops.prefill_attention(q, k, v, scale=0.125, want_mass=True, backend=backend)
-    torch.testing.assert_close(
-        whole.out.float(), paged.out.float(), rtol=1e-2, atol=1e-5 if dtype == torch.float32 else 2e-2
-    )
+    close = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(whole.out.float(), paged.out.float(), rtol=1e-2, atol=close)
     torch.testing.assert_close(whole.lse, paged.lse, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(whole.mass, mass, rtol=1e-4, atol=1e-5)
