@@ -2,39 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from kvgate.evals.cells import Unit
-from kvgate.evals.records import SCHEMA_VERSION, CellRecord
+from kvgate.evals.records import EXACT, SCHEMA_VERSION, CellRecord
 from kvgate.evals.runner import Runner
 
 
 def run_checks(runner: Runner, units: Sequence[Unit], records: Sequence[CellRecord]) -> dict[str, Any]:
     """Repeat the first unit of each suite and protocol, whole and with its exact rows only.
 
-    ``repeat``: the same batch again; anything but the same tokens makes the run invalid. ``batch_invariance``: the
-    exact rows without the policies beside them; a difference is rounding that follows the batch, reported but not
-    fatal, since every run of a plan has the same batches.
+    ``repeat``: the same batch again, after everything else was run. If the exact run gives other tokens, the whole run
+    is invalid; if a policy does, its rows are: it carries state from item to item, or is not deterministic.
+    ``batch_invariance``: the exact rows without the policies beside them; a difference is rounding that follows the
+    batch, reported but not fatal, since every run of a plan has the same batches.
     """
     made = {record.cell_id: record for record in records}
     first: dict[tuple[str, str], Unit] = {}
     for unit in units:
         first.setdefault((unit.items[0].suite, unit.items[0].protocol), unit)
-    repeat: list[bool] = []
+    repeat: dict[str, list[bool]] = {}
     alone: list[bool] = []
     for unit in first.values():
-        repeat += _same(runner.run(unit), made)
+        for record in runner.run(unit):
+            repeat.setdefault(record.label, []).append(_same(record, made))
         exact = replace(unit, cells=tuple(cell for cell in unit.cells if cell.policy is None))
-        alone += _same(runner.run(exact), made)
+        alone += [_same(record, made) for record in runner.run(exact)]
     return {
         "schema_version": SCHEMA_VERSION,
         "units": [unit.index for unit in first.values()],
-        "repeat": {"cells": len(repeat), "different": repeat.count(False)},
-        "batch_invariance": {"cells": len(alone), "different": alone.count(False)},
+        "repeat": {label: _counted(found) for label, found in sorted(repeat.items())},
+        "batch_invariance": _counted(alone),
     }
 
 
-def _same(again: Iterable[CellRecord], made: dict[str, CellRecord]) -> list[bool]:
-    return [record.turns == made[record.cell_id].turns for record in again]
+def repeat_identical(checks: Mapping[str, Any]) -> bool | None:
+    """Whether the exact run, repeated, gave the same; None if it was not repeated."""
+    exact = checks["repeat"].get(EXACT)
+    return None if exact is None or exact["cells"] == 0 else exact["different"] == 0
+
+
+def unsteady(checks: Mapping[str, Any]) -> dict[str, str]:
+    """Labels of policies that answered differently when repeated, with the reason that makes them invalid."""
+    return {
+        label: f"{found['different']} of {found['cells']} repeated cells answer differently: the policy carries state "
+        "from item to item or is not deterministic"
+        for label, found in checks["repeat"].items()
+        if label != EXACT and found["different"]
+    }
+
+
+def _same(again: CellRecord, made: Mapping[str, CellRecord]) -> bool:
+    before = made[again.cell_id]
+    return (again.turns, again.evicted_tokens) == (before.turns, before.evicted_tokens)
+
+
+def _counted(found: Sequence[bool]) -> dict[str, int]:
+    return {"cells": len(found), "different": found.count(False)}

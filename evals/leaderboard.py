@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from kvgate.evals.checks import repeat_identical, unsteady
 from kvgate.evals.gates import Gate
 from kvgate.evals.records import SCHEMA_VERSION, CellRecord
 from kvgate.evals.statistics_fixed import cluster_interval
@@ -25,8 +26,8 @@ def build_leaderboard(
     oracles: Mapping[str, str],
 ) -> dict[str, Any]:
     """Everything a reader, a plot or a rollout tool needs; the same inputs give the same bytes."""
-    identical = checks["repeat"]["different"] == 0 if checks["repeat"]["cells"] else None
-    verdicts = decide(records, gate, repeat_identical=identical, declared=oracles)
+    declared = {**unsteady(checks), **oracles}
+    verdicts = decide(records, gate, repeat_identical=repeat_identical(checks), declared=declared)
     cells: dict[tuple[str, str], list[CellRecord]] = {}
     for record in records:
         cells.setdefault((record.label, record.protocol), []).append(record)

@@ -85,7 +85,8 @@ def _footer(board: Mapping[str, Any]) -> Text:
     repeat, alone = checks["repeat"], checks["batch_invariance"]
     git = origin["git"]["revision"][:12] + ("+changes" if origin["git"]["dirty"] else "")
     return Text(
-        f"repeated: {repeat['different']} of {repeat['cells']} cells differ; exact rows run alone: "
+        f"repeated: {sum(e['different'] for e in repeat.values())} of {sum(e['cells'] for e in repeat.values())} cells "
+        f"differ; exact rows run alone: "
         f"{alone['different']} of {alone['cells']} differ. model {origin['model']['name']} "
         f"{origin['model']['weights_hash'][:12]}, kvgate {origin['kvgate']} ({git})",
         style="dim",

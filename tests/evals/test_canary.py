@@ -51,14 +51,14 @@ def cell(index: int, score: float, label: str = "full", ratio: float | None = No
     )  # fmt: skip
 
 
-def save(folder: Path, losses: dict[float, int], items: int = 40, different: int = 0) -> Path:
+def save(folder: Path, losses: dict[float, int], items: int = 40, different: int = 0, **repeat: Any) -> Path:
     records = [cell(index, 1.0) for index in range(items)]
     for ratio, lost in losses.items():
         records += [cell(index, float(index >= lost), f"h2o@{ratio}", ratio) for index in range(items)]
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / MANIFEST, MANIFEST_DATA)
     write_json(folder / CHECKS, {
-        "schema_version": 1, "units": [0], "repeat": {"cells": 10, "different": different},
+        "schema_version": 1, "units": [0], "repeat": {"full": {"cells": 4, "different": different}, **repeat},
         "batch_invariance": {"cells": 4, "different": 0},
     })  # fmt: skip
     (folder / SAMPLES).write_text("".join(record.to_json() + "\n" for record in records))
@@ -101,6 +101,13 @@ def test_few_items_without_any_loss_do_not_pass_a_stricter_gate(tmp_path: Path, 
 
 def test_a_run_whose_repetition_differs_enables_nothing(tmp_path: Path, capsys: Any) -> None:
     assert statuses(save(tmp_path, {0.5: 0}, different=1), capsys) == {"h2o@0.5": "invalid"}
+
+
+def test_a_policy_that_answers_differently_when_repeated_is_invalid_and_the_others_are_not(
+    tmp_path: Path, capsys: Any
+) -> None:
+    run = save(tmp_path, {0.5: 0, 0.25: 0}, **{"h2o@0.25": {"cells": 4, "different": 1}})
+    assert statuses(run, capsys) == {"h2o@0.5": "enable", "h2o@0.25": "invalid"}
 
 
 def test_a_policy_that_evicted_nothing_enables_nothing(tmp_path: Path, capsys: Any) -> None:
