@@ -10,15 +10,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kvgate.compressors.contract import check_keep
 from kvgate.compressors.evidence import Evidence, Span
 from kvgate.compressors.policy import Need, Policy
 from kvgate.engine.attention import PagedCache, Step
+from kvgate.engine.mass import add_mass, clear_mass, fit_mass, move_mass
 from kvgate.engine.models import LoadedModel, forward_argument
+from kvgate.engine.refusals import refuse_policy
 from kvgate.engine.sequence import Sequence
 from kvgate.engine.steps import StepBuilder
 from kvgate.engine.store import PageStore
 from kvgate.kernels.types import Backend
-from kvgate.lifecycle.pool import OutOfPages, PagePool
+from kvgate.lifecycle.pool import OutOfPages, PageError, PagePool
 from kvgate.lifecycle.tables import Geometry, Moved, Tables
 
 DEFAULT_PAGE_SIZE = 16
@@ -81,17 +84,23 @@ class Engine:
     def fork(self, parent: Sequence, policy: Policy | None = None) -> Sequence:
         """A row that shares ``parent``'s pages, under ``policy`` from now on (None: the parent's own, if any).
 
-        Evidence that the row's policy does not need is left behind.
+        Evidence that the row's policy does not need is left behind. ValueError if the policy cannot work on
+        ``parent``: evidence that was not collected, protected spans that fill its budget, positions it cannot rebase.
         """
+        self._require_held(parent)
+        if policy is not None and policy != parent.policy:
+            refuse_policy(policy, parent, self.info)
         child = replace(parent, id=self.tables.fork(parent.id))
-        child.policy = policy or parent.policy
+        if policy is not None and policy != parent.policy:
+            child.policy, child.state = policy, None
         child.collect = child.policy.needs if child.policy else frozenset()
         child.queries = parent.queries if child.needs("queries") else None
         child.mass = parent.mass.clone() if parent.mass is not None and child.needs("mass") else None
         return child
 
     def release(self, row: Sequence) -> None:
-        """Give the row's pages back. Releasing twice raises."""
+        """Give the row's pages back. Releasing twice raises PageError, also when its id is in use again."""
+        self._require_held(row)
         self.tables.release(row.id)
         row.released = True
         row.mass = row.queries = None
@@ -111,7 +120,10 @@ class Engine:
         """Feed new tokens to each row in one forward pass, then let each row's policy evict.
 
         Returns fp32 logits ``[R, V]`` after each row's last token, or with ``every`` ``[T, V]`` after every token.
+        If the forward pass fails, the rows are what they were before.
         """
+        for row in rows:
+            self._require_held(row)
         counts = [len(part) for part in tokens]
         self._refuse_overflow(rows, counts)
         order = sorted(range(len(rows)), key=lambda index: rows[index].needs("mass"))
@@ -120,11 +132,15 @@ class Engine:
         ids = [token for index in order for token in tokens[index]]
         fresh = len(rows) == 1 and rows[0].length == 0 and self.tables.counts[rows[0].id].max() == 0
         placed = self.tables.append([row.id for row in ordered], sizes, [row.length for row in ordered])
-        self.store.carry_out(placed)
-        step = self._builder.build(ordered, sizes, placed.slots, fresh=fresh)
         ends = np.cumsum(sizes)
         wanted = torch.arange(ends[-1]) if every else torch.from_numpy(ends - 1)
-        logits = self._forward(ids, step, wanted)
+        try:
+            self.store.carry_out(placed)
+            step = self._builder.build(ordered, sizes, placed.slots, fresh=fresh)
+            logits = self._forward(ids, step, wanted)
+        except BaseException:
+            self._take_back(ordered)
+            raise
         self._account(ordered, sizes, step)
         for row in ordered:
             self.settle(row)
@@ -137,25 +153,23 @@ class Engine:
             return
         self.evict(row)
 
+    @torch.inference_mode()
     def evict(self, row: Sequence, *, compact: bool = False) -> None:
         """Ask the row's policy what stays, and free the rest. ``compact`` gathers what is left into fewer pages."""
+        self._require_held(row)
         assert row.policy is not None, "the exact run has no policy to ask"
         evidence = self.evidence(row)
         keep = row.policy.decide(evidence)
-        row.state = keep.state
-        slots = keep.slots.cpu().numpy()
+        check_keep(row.policy, evidence, keep)
         gone = int((evidence.live & ~keep.slots).sum())
-        if gone:
-            row.evicted += gone
-            row.tainted = True
-            if row.mass is not None:
-                row.mass[..., : slots.shape[-1]] *= keep.slots
-            self._follow(row, self.tables.retain(row.id, slots))
+        self._retain(row, keep.slots.cpu().numpy())
+        row.state = keep.state
+        row.evicted += gone
+        row.tainted |= gone > 0
         if compact:
             self.compact(row)
-        counts = self.tables.live_counts(row.id)
-        assert int(counts.max()) <= row.policy.budget, f"{row.policy.name} left {counts.max()} tokens live"
 
+    @torch.inference_mode()
     def compact(self, row: Sequence) -> None:
         """Gather the live slots of partly live pages, as far as the pool has room for the copies."""
         try:
@@ -201,7 +215,7 @@ class Engine:
         if massed:
             found = torch.stack([layer[-1] for layer in step.mass], dim=1).flatten(3)
             for row, mass in zip(massed, found, strict=True):
-                self._add_mass(row, mass)
+                add_mass(row, mass, self._slots(row))
         queries = torch.stack(step.queries) if step.observe else None
         at = 0
         for row, count in zip(rows, counts, strict=True):
@@ -212,26 +226,12 @@ class Engine:
             row.length += count
             at += count
 
-    def _add_mass(self, row: Sequence, mass: Tensor) -> None:
-        """``mass`` ``[L, H, slots]`` of this step, onto what the row has."""
-        width = self.tables.width([row.id]) * self.tables.geometry.page_size
-        if row.mass is None or row.mass.shape[-1] < width:
-            grown = mass.new_zeros((*mass.shape[:2], width + width // 4))
-            if row.mass is not None:
-                grown[..., : row.mass.shape[-1]] = row.mass
-            row.mass = grown
-        shared = min(width, mass.shape[-1])
-        row.mass[..., :shared] += mass[..., :shared]
-
     def _follow(self, row: Sequence, moved: Moved | None) -> None:
         """Do a plan's copies and let the row's mass move with its slots."""
         if moved is None:
             return
         self.store.carry_out(moved)
-        if row.mass is not None:
-            source = torch.from_numpy(moved.source).to(row.mass.device)
-            live = torch.from_numpy(self.tables.live_slots(row.id)).to(row.mass.device)
-            row.mass = row.mass.gather(-1, source) * live
+        move_mass(row, moved.source, self.tables.live_slots(row.id))
 
     def _drop_native(self, row: Sequence) -> None:
         """Lossless: slots behind a layer's declared window will never be attended again."""
@@ -244,9 +244,27 @@ class Engine:
         reach = np.array([row.length - window + 1 if window else 0 for window in windows])
         keep: NDArray[np.bool_] = live & (positions >= reach[:, None, None])
         if keep.sum() < live.sum():
-            if row.mass is not None:
-                row.mass[..., : live.shape[-1]] *= torch.from_numpy(keep).to(row.mass.device)
-            self._follow(row, self.tables.retain(row.id, keep))
+            self._retain(row, keep)
+
+    def _take_back(self, rows: Several[Sequence]) -> None:
+        """Undo an append whose tokens never arrived: slots at or beyond the row's length die again."""
+        for row in rows:
+            evidence = self.evidence(row)
+            fit_mass(row, self._slots(row))
+            self._retain(row, (evidence.live & (evidence.positions < row.length)).cpu().numpy())
+
+    def _retain(self, row: Sequence, keep: NDArray[np.bool_]) -> None:
+        """``keep`` ``[L, H, slots]``, a subset of the live slots; the row's mass follows."""
+        moved = self.tables.retain(row.id, keep)
+        clear_mass(row, keep)
+        self._follow(row, moved)
+
+    def _slots(self, row: Sequence) -> int:
+        return self.tables.width([row.id]) * self.tables.geometry.page_size
+
+    def _require_held(self, row: Sequence) -> None:
+        if row.released:
+            raise PageError(f"sequence {row.id} was released")
 
     def _refuse_overflow(self, rows: Several[Sequence], counts: Several[int]) -> None:
         for row, count in zip(rows, counts, strict=True):

@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from kvgate.engine.embedded import EMBEDDED, embedded_folder, sha256
-from kvgate.engine.refusals import refuse_config, refuse_modules
+from kvgate.engine.refusals import refuse_config, refuse_modules, rope_variants
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Models whose rotary embedding turns the two halves of a head against each other, the form `rebase` undoes.
+# Models whose rotary embedding turns the two halves of a head against each other, the form `rebase` undoes. Layers
+# without rotary embedding (SmolLM3's) must not be turned, so a model with such layers does not count.
 _HALVES = {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "smollm3", "granite"}
 
 
@@ -125,7 +126,7 @@ def _info(module: Any, tokenizer: Any, name: str, revision: str, weights_hash: s
         native_windows=native_windows(config),
         max_positions=_max_positions(config),
         stop_ids=_stop_ids(module, tokenizer),
-        rotates_halves=config.model_type in _HALVES,
+        rotates_halves=config.model_type in _HALVES and all(getattr(config, "no_rope_layers", None) or ()),
     )
 
 
@@ -147,11 +148,13 @@ def forward_argument(module: nn.Module) -> str:
 
 def _max_positions(config: Any) -> int:
     """Longrope switches its frequencies beyond the original length, under keys that are already cached: stop there."""
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    original = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
-    if rope.get("rope_type") == "longrope" and original:
-        return int(original)
-    return int(config.max_position_embeddings)
+    longest = int(config.max_position_embeddings)
+    for rope in rope_variants(config):
+        declared = getattr(config, "original_max_position_embeddings", None)
+        original = rope.get("original_max_position_embeddings") or declared
+        if rope.get("rope_type") == "longrope" and original:
+            longest = min(longest, int(original))
+    return longest
 
 
 def _stop_ids(module: Any, tokenizer: Any) -> tuple[int, ...]:
