@@ -77,19 +77,13 @@ class Instructions(Generated):
 
 
 def _system(spot: Spot) -> list[Instruction]:
-    (ticket, order, case), values = names(spot, 3), words.numbers(spot.rng, 3)
+    values = words.numbers(spot.rng, 3, 5)
+    relations = ("ticket code", "phone number", "order number")
     given = []
-    for label, name, value in zip(("first", "second", "third"), (ticket, order, case), values, strict=True):
-        form = f"magic number of the {name} is"
-        given.append(
-            Instruction(
-                label,
-                f"The {form} {value}.",
-                f"What is the magic number of the {name}?",
-                f"The {form}",
-                Exact((value,)),
-            )
-        )
+    for relation, name, value in zip(relations, names(spot, 3), values, strict=True):
+        form = f"{relation} of the {name} is"
+        cue = f"What is the {relation} of the {name}?"
+        given.append(Instruction(relation, f"The {form} {value}.", cue, f"The {form}", Exact((value,), "first")))
     return given
 
 

@@ -13,15 +13,15 @@ from typing import ClassVar
 
 from kvgate.evals.chat import Tokens
 from kvgate.evals.items import Item, Turn
-from kvgate.evals.sources import fingerprint
+from kvgate.evals.sources import fingerprint, prose
 from kvgate.evals.suites import words
 from kvgate.evals.suites.base import Generated, Spot
 from kvgate.evals.suites.dialogue import ask, dialogue, exchange
 
-SCORED, DIGITS = 3, 5
-# Facts of one item have nothing in common but their form; with one relation for all, small models mix them up.
+FACTS, PAIR, DIGITS = 3, 2, 5
+LATER = 40  # tokens of the note between two questions
+# Three facts of one item have nothing in common but their form: with one relation for all, small models mix them up.
 RELATIONS = ("magic number", "ticket code", "phone number", "locker code", "serial number", "zip code")
-VERBS = ("greet", "warn", "answer", "dismiss", "welcome", "call")
 
 
 class MultiTurn(Generated):
@@ -57,7 +57,7 @@ class MultiTurn(Generated):
                 cluster=f"{spot.task}-{spot.length}-{spot.index}",
                 protocol="multi_turn",
                 depth=spot.depth,
-                facts=spans[-SCORED:],
+                facts=spans[-len(talk.gold) :],
                 meta={"gold": "; ".join(talk.gold), "source": fingerprint()},
             )
         ]
@@ -72,37 +72,34 @@ class Talk:
     gold: list[str]
 
 
-def _names(spot: Spot) -> list[str]:
-    return [" ".join(pair) for pair in words.pairs(spot.rng, SCORED)]
-
-
 def _fact(tokens: Tokens, spot: Spot) -> Talk:
-    names, values = _names(spot), words.numbers(spot.rng, SCORED, DIGITS)
-    forms = [f"The {relation} of the {name} is" for relation, name in zip(_drawn(spot, RELATIONS), names, strict=True)]
+    names, values = _names(spot, FACTS), words.numbers(spot.rng, FACTS, DIGITS)
+    drawn = spot.rng.sample(RELATIONS, FACTS)
+    forms = [f"The {relation} of the {name} is" for relation, name in zip(drawn, names, strict=True)]
     told = [(spot.depth, f"Remember this. {form} {value}.") for form, value in zip(forms, values, strict=True)]
     return Talk(told, _asked(tokens, spot, forms, [_question(form) for form in forms], values), values)
 
 
 def _update(tokens: Tokens, spot: Spot) -> Talk:
-    names = _names(spot)
-    forms = [f"The {relation} of the {name} is" for relation, name in zip(_drawn(spot, RELATIONS), names, strict=True)]
-    old, new = words.numbers(spot.rng, SCORED, DIGITS), words.numbers(spot.rng, SCORED, DIGITS)
+    old, new = words.numbers(spot.rng, PAIR, DIGITS), words.numbers(spot.rng, PAIR, DIGITS)
+    forms = [f"The magic number of the {name} is" for name in _names(spot, PAIR)]
     told = [(spot.depth / 2, f"Remember this. {form} {value}.") for form, value in zip(forms, old, strict=True)]
     told += [(spot.depth, f"Correction. {form} now {value}.") for form, value in zip(forms, new, strict=True)]
     turns = _asked(tokens, spot, [f"{form} now" for form in forms], [_question(form) for form in forms], new)
-    return Talk(told, turns, new)
+    return Talk(told, _with_note(tokens, spot, turns), new)
 
 
 def _standing(tokens: Tokens, spot: Spot) -> Talk:
-    names, values = _names(spot), words.numbers(spot.rng, SCORED, DIGITS)
-    forms = [f"{verb} the {name} with" for verb, name in zip(_drawn(spot, VERBS), names, strict=True)]
-    told = [(spot.depth, f"From now on, you {form} {value}.") for form, value in zip(forms, values, strict=True)]
-    cues = [form.removesuffix(" with").capitalize() + "." for form in forms]
-    return Talk(told, _asked(tokens, spot, [f"I {form}" for form in forms], cues, values), values)
+    names, values = _names(spot, PAIR), words.numbers(spot.rng, PAIR, DIGITS)
+    forms = [f"reply number of the {name} is" for name in names]
+    told = [(spot.depth, f"From now on, the {form} {value}.") for form, value in zip(forms, values, strict=True)]
+    cues = [f"I say {name}. What do you reply?" for name in names]
+    turns = _asked(tokens, spot, [f"The {form}" for form in forms], cues, values)
+    return Talk(told, _with_note(tokens, spot, turns), values)
 
 
-def _drawn(spot: Spot, pool: tuple[str, ...]) -> list[str]:
-    return spot.rng.sample(pool, SCORED)
+def _names(spot: Spot, count: int) -> list[str]:
+    return [" ".join(pair) for pair in words.pairs(spot.rng, count)]
 
 
 def _question(form: str) -> str:
@@ -111,8 +108,22 @@ def _question(form: str) -> str:
 
 def _asked(tokens: Tokens, spot: Spot, prefixes: list[str], texts: list[str], values: list[str]) -> list[Turn]:
     """The scored turns, in an order of their own."""
-    order = spot.rng.sample(range(SCORED), SCORED)
+    order = spot.rng.sample(range(len(values)), len(values))
     return [ask(tokens, rank, texts[k], prefixes[k], values[k]) for rank, k in enumerate(order)]
+
+
+def _with_note(tokens: Tokens, spot: Spot, turns: list[Turn]) -> list[Turn]:
+    """One more note before the last question, answered by the model and not scored."""
+    text = tokens.join("Note: ", *prose(tokens, spot.rng, 2 * LATER)[:LATER])[:LATER]
+    note = Turn(
+        prompt=tokens.join(text, tokens.chat.speak),
+        scoring=None,
+        max_new_tokens=6,
+        closing=tokens.chat.next_user,
+        stop=tokens.join("\n", "."),
+        label="note",
+    )
+    return [*turns[:-1], note, turns[-1]]
 
 
 MAKERS: dict[str, Callable[[Tokens, Spot], Talk]] = {"fact": _fact, "update": _update, "standing": _standing}
