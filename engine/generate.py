@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 
@@ -29,10 +30,26 @@ class Generated:
     pending: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Likelihood:
+    """A given continuation: the sum of its log-probabilities in nats, and whether greedy decoding would write it."""
+
+    total: float
+    greedy: bool
+
+
 def generate(
-    engine: Engine, rows: Several[Sequence], logits: Tensor, limits: Several[int], stops: Several[frozenset[int]]
+    engine: Engine,
+    rows: Several[Sequence],
+    logits: Tensor,
+    limits: Several[int],
+    stops: Several[frozenset[int]],
+    ended: Callable[[int, Several[int]], bool] = lambda row, tokens: False,
 ) -> list[Generated]:
-    """Continue each row from ``logits`` ``[R, V]`` until a stop id or its limit. Ties go to the lower id."""
+    """Continue each row from ``logits`` ``[R, V]`` until a stop id or its limit. Ties go to the lower id.
+
+    ``ended(row, tokens)``: whether the answer so far, its last token included, is complete; for stops that are texts.
+    """
     answers = [Generated() for _ in rows]
     active = list(range(len(rows)))
     while active:
@@ -47,8 +64,9 @@ def generate(
             elif chosen[place] not in stops[index]:
                 answer.tokens.append(chosen[place])
                 answer.pending = [chosen[place]]
-                answer.capped = len(answer.tokens) >= limits[index]
-                if not answer.capped:
+                complete = ended(index, answer.tokens)
+                answer.capped = not complete and len(answer.tokens) >= limits[index]
+                if not complete and not answer.capped:
                     going.append(index)
         active = going
         if active:
@@ -59,7 +77,18 @@ def generate(
 def continuation_scores(
     engine: Engine, rows: Several[Sequence], logits: Tensor, candidates: Several[Several[Several[int]]]
 ) -> list[list[float]]:
-    """Mean log-probability per token of each row's candidate continuations, each on a fork of its own.
+    """Mean log-probability per token of each row's candidate continuations; see :func:`likelihoods`."""
+    found = likelihoods(engine, rows, logits, candidates)
+    return [
+        [each.total / len(tokens) for each, tokens in zip(row, row_candidates, strict=True)]
+        for row, row_candidates in zip(found, candidates, strict=True)
+    ]
+
+
+def likelihoods(
+    engine: Engine, rows: Several[Sequence], logits: Tensor, candidates: Several[Several[Several[int]]]
+) -> list[list[Likelihood]]:
+    """Likelihood of each row's candidate continuations, each fed whole on a fork of its own.
 
     ``logits`` ``[R, V]`` follow each row's last token. The rows themselves stay as they are.
     """
@@ -76,14 +105,16 @@ def continuation_scores(
         for fork in forks:
             engine.release(fork)
     first = torch.log_softmax(logits, -1)
-    scores: list[list[float]] = []
+    best = logits.argmax(-1).tolist()
+    found: list[list[Likelihood]] = []
     at = 0
     for index, row_candidates in enumerate(candidates):
-        scores.append([])
+        found.append([])
         for candidate in row_candidates:
-            total = float(first[index, candidate[0]])
             rest = torch.log_softmax(every[at : at + len(candidate) - 1], -1)
             at += len(candidate) - 1
+            total = float(first[index, candidate[0]])
             total += sum(float(rest[place, token]) for place, token in enumerate(candidate[1:]))
-            scores[-1].append(total / len(candidate))
-    return scores
+            greedy = best[index] == candidate[0] and rest.argmax(-1).tolist() == list(candidate[1:])
+            found[-1].append(Likelihood(total, greedy))
+    return found
