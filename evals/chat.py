@@ -90,6 +90,19 @@ class Tokens:
             ids.extend(self.encode(piece) if isinstance(piece, str) else piece)
         return tuple(ids)
 
+    @cached_property
+    def line_ends(self) -> Ids:
+        """Ids of single tokens that end a line, alone or with the mark before it."""
+        return self._single("\n", "\n\n", ".\n", ".\n\n")
+
+    @cached_property
+    def sentence_ends(self) -> Ids:
+        """As :attr:`line_ends`, and the full stop."""
+        return self.line_ends + self._single(".")
+
+    def _single(self, *texts: str) -> Ids:
+        return tuple(self.encode(text)[0] for text in texts if len(self.encode(text)) == 1)
+
     def check(self, ids: Ids) -> Ids:
         """``ids`` again, once it is sure that a BOS stands at most once and only in front."""
         if self.bos and self.bos[0] not in self.chat.speak + self.chat.next_user:

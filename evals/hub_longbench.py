@@ -44,7 +44,7 @@ class HubLongBench(HubSuite):
             prompt=prompt,
             scoring=Exact(answers) if task in LABELS else Overlap(answers, "edit" if task in CODE else "f1"),
             max_new_tokens=64 if task in CODE else 32,
-            stop=tokens.encode("\n"),
+            stop=tokens.line_ends,
             label="question",
         )
         return Item(

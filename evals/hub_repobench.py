@@ -45,7 +45,7 @@ class HubRepoBench(HubSuite):
             index=0,
             length=0,
             context=ids[:-TAIL],
-            turns=(Turn(ids[-TAIL:], Overlap((gold,), "edit"), 48, stop=tokens.encode("\n"), label="next line"),),
+            turns=(Turn(ids[-TAIL:], Overlap((gold,), "edit"), 48, stop=tokens.line_ends, label="next line"),),
             cluster=cluster(task, field(row, "repo_name")),
             meta={"gold": gold, "repo": field(row, "repo_name")},
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from importlib.metadata import entry_points
 
+from kvgate.evals.fidelity_suite import FidelitySuite
 from kvgate.evals.hub_longbench import HubLongBench
 from kvgate.evals.hub_longbench2 import HubLongBench2
 from kvgate.evals.hub_longmemeval import HubLongMemEval
@@ -20,7 +21,7 @@ from kvgate.evals.suites.retrieval import Retrieval
 from kvgate.evals.suites.shared import Shared
 
 GROUP = "kvgate.suites"
-OWN: tuple[type[Suite], ...] = (Retrieval, Code, MultiTurn, Instructions, Shared, LongGeneration)
+OWN: tuple[type[Suite], ...] = (Retrieval, Code, MultiTurn, Instructions, Shared, LongGeneration, FidelitySuite)
 HUB: tuple[type[Suite], ...] = (HubRuler, HubLongBench, HubLongBench2, HubSCBench, HubRepoBench, HubLongMemEval)
 
 

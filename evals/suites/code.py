@@ -68,7 +68,7 @@ class Shape:
 def _constants(spot: Spot) -> Shape:
     return Shape(
         _names(spot, "CONSTANT"),
-        words.numbers(spot.rng, DEFINITIONS, 5),
+        words.numbers(spot.rng, DEFINITIONS),
         "{} = {}\n".format,
         lambda name, value: f"assert {name} == {value}".rstrip(),
     )
@@ -169,7 +169,7 @@ def _turn(tokens: Tokens, prompt: str, gold: str) -> Turn:
         prompt=tokens.join("\n\n", prompt),
         scoring=Exact((gold,), "first"),
         max_new_tokens=14,
-        stop=tokens.encode("\n"),
+        stop=tokens.line_ends,
         label="assert",
     )
 

@@ -42,13 +42,13 @@ def _note(sentences: list[Ids]) -> Ids:
     return tuple(token for piece in reversed(taken) for token in piece)[: 2 * NOTE]
 
 
-def ask(tokens: Tokens, rank: int, text: str, prefix: str, scoring: str | Answer, cap: int = 10) -> Turn:
+def ask(tokens: Tokens, rank: int, text: str, prefix: str, scoring: str | Answer, cap: int = 8) -> Turn:
     """A scored turn: the user text, and the beginning of the answer that the model is to finish."""
     return Turn(
         prompt=tokens.join(() if rank else tokens.chat.next_user, text, tokens.chat.speak, prefix),
         scoring=Exact((scoring,), "first") if isinstance(scoring, str) else scoring,
         max_new_tokens=cap,
         closing=tokens.chat.next_user,
-        stop=tokens.join("\n", "."),
+        stop=tokens.sentence_ends,
         label=f"q{rank + 1}",
     )

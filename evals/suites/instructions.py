@@ -27,7 +27,7 @@ class Instruction:
     cue: str
     prefix: str
     scoring: Answer
-    cap: int = 10
+    cap: int = 8
 
 
 class Instructions(Generated):
@@ -77,7 +77,7 @@ class Instructions(Generated):
 
 
 def _system(spot: Spot) -> list[Instruction]:
-    values = words.numbers(spot.rng, 3, 5)
+    values = words.numbers(spot.rng, 3)
     relations = ("ticket code", "phone number", "order number")
     given = []
     for relation, name, value in zip(relations, names(spot, 3), values, strict=True):

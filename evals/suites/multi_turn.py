@@ -18,7 +18,7 @@ from kvgate.evals.suites import words
 from kvgate.evals.suites.base import Generated, Spot
 from kvgate.evals.suites.dialogue import ask, dialogue, exchange
 
-FACTS, PAIR, DIGITS = 3, 2, 5
+FACTS, PAIR = 3, 2
 LATER = 40  # tokens of the note between two questions
 # Three facts of one item have nothing in common but their form: with one relation for all, small models mix them up.
 RELATIONS = ("magic number", "ticket code", "phone number", "locker code", "serial number", "zip code")
@@ -73,7 +73,7 @@ class Talk:
 
 
 def _fact(tokens: Tokens, spot: Spot) -> Talk:
-    names, values = _names(spot, FACTS), words.numbers(spot.rng, FACTS, DIGITS)
+    names, values = _names(spot, FACTS), words.numbers(spot.rng, FACTS)
     drawn = spot.rng.sample(RELATIONS, FACTS)
     forms = [f"The {relation} of the {name} is" for relation, name in zip(drawn, names, strict=True)]
     told = [(spot.depth, f"Remember this. {form} {value}.") for form, value in zip(forms, values, strict=True)]
@@ -81,7 +81,7 @@ def _fact(tokens: Tokens, spot: Spot) -> Talk:
 
 
 def _update(tokens: Tokens, spot: Spot) -> Talk:
-    old, new = words.numbers(spot.rng, PAIR, DIGITS), words.numbers(spot.rng, PAIR, DIGITS)
+    old, new = words.numbers(spot.rng, PAIR), words.numbers(spot.rng, PAIR)
     forms = [f"The magic number of the {name} is" for name in _names(spot, PAIR)]
     told = [(spot.depth / 2, f"Remember this. {form} {value}.") for form, value in zip(forms, old, strict=True)]
     told += [(spot.depth, f"Correction. {form} now {value}.") for form, value in zip(forms, new, strict=True)]
@@ -90,7 +90,7 @@ def _update(tokens: Tokens, spot: Spot) -> Talk:
 
 
 def _standing(tokens: Tokens, spot: Spot) -> Talk:
-    names, values = _names(spot, PAIR), words.numbers(spot.rng, PAIR, DIGITS)
+    names, values = _names(spot, PAIR), words.numbers(spot.rng, PAIR)
     forms = [f"reply number of the {name} is" for name in names]
     told = [(spot.depth, f"From now on, the {form} {value}.") for form, value in zip(forms, values, strict=True)]
     cues = [f"I say {name}. What do you reply?" for name in names]
@@ -120,7 +120,7 @@ def _with_note(tokens: Tokens, spot: Spot, turns: list[Turn]) -> list[Turn]:
         scoring=None,
         max_new_tokens=6,
         closing=tokens.chat.next_user,
-        stop=tokens.join("\n", "."),
+        stop=tokens.sentence_ends,
         label="note",
     )
     return [*turns[:-1], note, turns[-1]]

@@ -33,8 +33,8 @@ def ask(tokens: Tokens, question: str, prefix: str, gold: str, label: str = "que
     return Turn(
         prompt=tokens.join("\n\n", question, tokens.chat.speak, prefix),
         scoring=Exact((gold,), "first"),
-        max_new_tokens=10,
-        stop=tokens.join("\n", "."),
+        max_new_tokens=8,
+        stop=tokens.sentence_ends,
         label=label,
     )
 

@@ -17,11 +17,11 @@ from kvgate.evals.suites import ruler, words
 from kvgate.evals.suites.base import Generated, Spot
 from kvgate.evals.suites.needles import NEEDLE, SUITE, ask, finished, haystack, names
 
-NEEDLES, KEYS = 4, 6
+NEEDLES, KEYS = 3, 6
 
 
 class Retrieval(Generated):
-    """Seven-digit numbers in prose."""
+    """Numbers in prose."""
 
     name = SUITE
     measures = "Whether a fact stated once in a long text can still be found when the question comes after eviction."

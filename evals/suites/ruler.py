@@ -28,7 +28,7 @@ def several(tokens: Tokens, question: str, prefix: str, gold: Sequence[str], cap
         prompt=tokens.join("\n\n", question, tokens.chat.speak, prefix),
         scoring=Recall(tuple(gold)),
         max_new_tokens=cap,
-        stop=tokens.encode("\n"),
+        stop=tokens.line_ends,
         label="question",
     )
 
@@ -58,7 +58,7 @@ def multi_query(tokens: Tokens, spot: Spot) -> Item:
 def chain(tokens: Tokens, spot: Spot) -> Item:
     """A variable gets a number, a second the first, a third the second; a chain beside it gets another number."""
     mine, other = ([quality + "_" + thing for quality, thing in words.pairs(spot.rng, CHAIN)] for _ in range(2))
-    values = words.numbers(spot.rng, 2, 5)
+    values = words.numbers(spot.rng, 2)
     told: list[tuple[float, str]] = []
     for variables, value, shift in ((mine, values[0], 0.0), (other, values[1], 0.05)):
         for step, variable in enumerate(variables):

@@ -38,20 +38,15 @@ QUALITIES = _words(
 )
 
 
-def number(rng: random.Random, digits: int = 7) -> str:
-    """A number whose digits are not all alike and whose first is not 0."""
-    while True:
-        found = str(rng.randrange(10 ** (digits - 1), 10**digits))
-        if len(set(found)) >= min(3, digits):
-            return found
+def numbers(rng: random.Random, count: int) -> list[str]:
+    """Different numbers of five digits, of which at least three differ.
 
-
-def numbers(rng: random.Random, count: int, digits: int = 7) -> list[str]:
-    """Different numbers, none of which begins another."""
+    Five: a guess is right once in 90,000 times, and with seven small models mix up needles of one form more often.
+    """
     found: list[str] = []
     while len(found) < count:
-        new = number(rng, digits)
-        if new not in found:
+        new = str(rng.randrange(10_000, 100_000))
+        if len(set(new)) >= 3 and new not in found:
             found.append(new)
     return found
 
