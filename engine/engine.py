@@ -72,7 +72,7 @@ class Engine:
             raise ValueError(
                 f"prompt: {len(tokens)} tokens, but the model has {self.info.max_positions} positions; shorten the item"
             )
-        row = Sequence(self.tables.create(), protected=protected, collect=needs)
+        row = self.begin(needs=needs, protected=protected)
         try:
             for first in range(0, len(tokens), self._chunk):
                 logits = self.extend([row], [tokens[first : first + self._chunk]])
@@ -80,6 +80,10 @@ class Engine:
             self.release(row)
             raise
         return row, logits[0]
+
+    def begin(self, *, needs: frozenset[Need] = frozenset(), protected: tuple[Span, ...] = ()) -> Sequence:
+        """An exact sequence without any tokens yet; see :meth:`prefill`."""
+        return Sequence(self.tables.create(), protected=protected, collect=needs)
 
     def fork(self, parent: Sequence, policy: Policy | None = None) -> Sequence:
         """A row that shares ``parent``'s pages, under ``policy`` from now on (None: the parent's own, if any).

@@ -75,6 +75,27 @@ class Overlap:
     kind: Literal["overlap"] = "overlap"
 
 
+@dataclass(frozen=True)
+class Fidelity:
+    """Not an answer of its own: every policy is fed the exact run's answer and compared with it at each position.
+
+    Scored by top-1 agreement, in [0, 1]; see :mod:`kvgate.evals.fidelity`.
+    """
+
+    kind: Literal["fidelity"] = "fidelity"
+
+
+@dataclass(frozen=True)
+class External:
+    """Scored by somebody else (lm-eval) from what is recorded; the runner writes 0.
+
+    Without ``candidates`` the model writes an answer; with them it gives the log-likelihood of each.
+    """
+
+    candidates: tuple[Ids, ...] = ()
+    kind: Literal["external"] = "external"
+
+
 Answer = Exact | Recall | Listing | Rule | Overlap
 """Scored on the generated text, all by :func:`kvgate.evals.scoring.score_answer`."""
 
@@ -91,14 +112,16 @@ class Turn:
         closing: ids appended after the model's own answer when another turn follows (end-of-turn marker, newline).
         stop: token ids that end the answer besides the model's end-of-sequence ids (a newline, say).
         label: names the turn in the record ("q1", "update", ...).
+        until: texts that end the answer as soon as it holds one of them; they stay in the recorded answer.
     """
 
     prompt: Ids
-    scoring: Answer | Choice | None
+    scoring: Answer | Choice | Fidelity | External | None
     max_new_tokens: int = 16
     closing: Ids = ()
     stop: Ids = ()
     label: str = ""
+    until: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -152,7 +175,12 @@ class Item:
 
 
 def _longest_choice(turn: Turn) -> int:
-    return max(map(len, turn.scoring.candidates)) if isinstance(turn.scoring, Choice) else 0
+    return max(map(len, candidates_of(turn)), default=0)
+
+
+def candidates_of(turn: Turn) -> tuple[Ids, ...]:
+    """The continuations whose likelihood is asked for; none for a turn that the model answers in its own words."""
+    return turn.scoring.candidates if isinstance(turn.scoring, Choice | External) else ()
 
 
 def digest(value: object) -> str:

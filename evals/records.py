@@ -12,6 +12,20 @@ EXACT = "full"
 
 
 @dataclass(frozen=True)
+class FidelityRecord:
+    """How a run's predictions differ from the exact run's, along the exact run's own answer.
+
+    Attributes:
+        kl: KL(exact || this run) in nats at each position, the one where the exact answer ended included; None where
+            this run's logits held a NaN.
+        diverged: first position at which the most likely tokens differ; None if they never do.
+    """
+
+    kl: tuple[float | None, ...]
+    diverged: int | None
+
+
+@dataclass(frozen=True)
 class TurnRecord:
     """One answered turn.
 
@@ -22,6 +36,9 @@ class TurnRecord:
         text: the same, decoded for readers; never encoded again.
         capped: the answer reached ``max_new_tokens`` without an end.
         chosen: index of the candidate with the highest likelihood, for a choice.
+        fidelity: for a turn that follows the exact run's answer; ``tokens`` are then what this run would have written
+            at each position of that answer.
+        likelihoods: of every candidate of a turn that somebody else scores: nats, and whether it is the greedy answer.
     """
 
     label: str
@@ -30,6 +47,19 @@ class TurnRecord:
     text: str
     capped: bool
     chosen: int | None = None
+    fidelity: FidelityRecord | None = None
+    likelihoods: tuple[tuple[float, bool], ...] | None = None
+
+    @staticmethod
+    def from_mapping(row: Mapping[str, Any]) -> TurnRecord:
+        """The turn in a decoded record. Raises KeyError or TypeError for a missing or unknown field."""
+        fields = {**row, "tokens": tuple(row["tokens"])}
+        if fields.get("fidelity") is not None:
+            found = dict(fields["fidelity"])
+            fields["fidelity"] = FidelityRecord(**{**found, "kl": tuple(found["kl"])})
+        if fields.get("likelihoods") is not None:
+            fields["likelihoods"] = tuple((total, greedy) for total, greedy in fields["likelihoods"])
+        return TurnRecord(**fields)
 
 
 @dataclass(frozen=True)
@@ -51,6 +81,9 @@ class CellRecord:
             slots only; ``exact_resident_bytes``: the exact run's, on the same item.
         context_tokens, output_tokens: lengths in tokens.
         nan: a NaN was seen in the logits.
+        facts_kept: for each span of context tokens that holds the evidence, token by token, the share of (layer, kv
+            head) lists that still attend the token when the first answer starts, in whole percent. None where the
+            suite names no such span.
     """
 
     cell_id: str
@@ -81,7 +114,14 @@ class CellRecord:
     context_tokens: int
     output_tokens: int
     nan: bool
+    facts_kept: tuple[tuple[int, ...], ...] | None = None
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def evidence_kept(self) -> float | None:
+        """Share of the evidence that is still attended, in [0, 1]; None where nobody said where it stands."""
+        tokens = [percent for span in self.facts_kept or () for percent in span]
+        return sum(tokens) / (100.0 * len(tokens)) if tokens else None
 
     @property
     def exact(self) -> bool:
@@ -102,8 +142,10 @@ class CellRecord:
         """The record in a decoded line. Raises ValueError naming a missing, unknown or ill-typed field."""
         fields = dict(row)
         try:
-            turns = tuple(TurnRecord(**{**turn, "tokens": tuple(turn["tokens"])}) for turn in fields.pop("turns"))
-            record = CellRecord(turns=turns, **fields)
+            turns = tuple(TurnRecord.from_mapping(turn) for turn in fields.pop("turns"))
+            facts = fields.pop("facts_kept", None)
+            kept = None if facts is None else tuple(tuple(span) for span in facts)
+            record = CellRecord(turns=turns, facts_kept=kept, **fields)
         except (KeyError, TypeError) as error:
             raise ValueError(f"sample record: {error}") from error
         if record.schema_version != SCHEMA_VERSION:

@@ -5,21 +5,25 @@ Only this file and :mod:`kvgate.evals.checks` drive the engine; what they return
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from kvgate.compressors.evidence import Span
 from kvgate.compressors.policy import Need, Policy
 from kvgate.engine.engine import Engine
-from kvgate.engine.generate import Generated, continuation_scores, generate
+from kvgate.engine.generate import Generated, continuation_scores, generate, likelihoods
 from kvgate.engine.sequence import Sequence as Row
 from kvgate.evals.cells import Cell, Unit
-from kvgate.evals.items import Choice, Item, Turn
+from kvgate.evals.fidelity import Followed, follow
+from kvgate.evals.items import Choice, External, Fidelity, Item, Turn, candidates_of
 from kvgate.evals.records import CellRecord, TurnRecord
 from kvgate.evals.scoring import score_answer, score_choice
+from kvgate.lifecycle.tables import Tables
 
 
 @dataclass
@@ -33,6 +37,7 @@ class _Running:
     nan: bool = False
     resident: int = 0
     logical: int = 0
+    facts_kept: tuple[tuple[int, ...], ...] | None = None
 
     @property
     def item(self) -> Item:
@@ -73,7 +78,7 @@ class Runner:
         for prompt, cells in _by_prompt(unit.cells):
             needs: frozenset[Need] = frozenset().union(*(cell.policy.needs for cell in cells if cell.policy))
             protected = tuple(Span(*span) for span in cells[0].item.protected)
-            snapshot, _ = self._engine.prefill(prompt, needs=needs, protected=protected)
+            snapshot = self._exact(prompt, needs, protected)
             evicted: dict[str, Row] = {}
             try:
                 for cell in cells:
@@ -86,9 +91,14 @@ class Runner:
         place = {cell.cell_id: index for index, cell in enumerate(unit.cells)}
         running.sort(key=lambda entry: place[entry.cell.cell_id])
 
+    def _exact(self, prompt: tuple[int, ...], needs: frozenset[Need], protected: tuple[Span, ...]) -> Row:
+        if not prompt:  # a whole prompt of one token: all of it is held back
+            return self._engine.begin(needs=needs, protected=protected)
+        return self._engine.prefill(prompt, needs=needs, protected=protected)[0]
+
     def _evicted(self, snapshot: Row, cell: Cell) -> Row:
         row = self._engine.fork(snapshot, cell.policy)
-        if cell.policy is not None:
+        if cell.policy is not None and row.length:
             self._engine.evict(row, compact=True)
         return row
 
@@ -103,12 +113,20 @@ class Runner:
             if index == 0:
                 entry.resident = self._engine.resident_pages(entry.row) * self._engine.store.page_bytes
                 entry.logical = self._engine.live_tokens(entry.row) * self._engine.store.token_bytes
-        choices = [i for i, entry in enumerate(entries) if isinstance(entry.item.turns[index].scoring, Choice)]
-        written = [i for i in range(len(entries)) if i not in set(choices)]
-        if choices:
-            self._choose([entries[i] for i in choices], logits[choices], index)
-        if written:
-            self._write([entries[i] for i in written], logits[written], index)
+                entry.facts_kept = kept_percent(self._engine.tables, entry.row.id, entry.item.facts)
+        ways = [self._way(entry.item.turns[index]) for entry in entries]
+        for way in (self._choose, self._weigh, self._follow, self._write):
+            taken = [i for i, found in enumerate(ways) if found == way]
+            if taken:
+                way([entries[i] for i in taken], logits[taken], index)
+
+    def _way(self, turn: Turn) -> Callable[[list[_Running], Tensor, int], None]:
+        """How the turn is answered."""
+        if isinstance(turn.scoring, Choice):
+            return self._choose
+        if isinstance(turn.scoring, Fidelity):
+            return self._follow
+        return self._weigh if candidates_of(turn) else self._write
 
     def _prompt_ids(self, entry: _Running, index: int) -> list[int]:
         prompt = entry.item.turns[index].prompt
@@ -120,7 +138,12 @@ class Runner:
         turns = [entry.item.turns[index] for entry in entries]
         stops = [frozenset((*self._engine.info.stop_ids, *turn.stop)) for turn in turns]
         limits = [turn.max_new_tokens for turn in turns]
-        answers = generate(self._engine, [entry.row for entry in entries], logits, limits, stops)
+
+        def ended(place: int, tokens: Sequence[int]) -> bool:
+            until = turns[place].until
+            return bool(until) and any(stop in self._tokenizer.decode(list(tokens)) for stop in until)
+
+        answers = generate(self._engine, [entry.row for entry in entries], logits, limits, stops, ended)
         for entry, turn, answer in zip(entries, turns, answers, strict=True):
             entry.turns.append(self._written(turn, answer))
             entry.pending = answer.pending
@@ -128,8 +151,11 @@ class Runner:
 
     def _written(self, turn: Turn, answer: Generated) -> TurnRecord:
         text = self._tokenizer.decode(answer.tokens)
-        assert not isinstance(turn.scoring, Choice)
-        score = None if turn.scoring is None else score_answer(text, turn.scoring)
+        assert not isinstance(turn.scoring, Choice | Fidelity)
+        if isinstance(turn.scoring, External):
+            score: float | None = 0.0
+        else:
+            score = None if turn.scoring is None else score_answer(text, turn.scoring)
         return TurnRecord(turn.label, score, tuple(answer.tokens), text, answer.capped)
 
     def _choose(self, entries: list[_Running], logits: Tensor, index: int) -> None:
@@ -145,6 +171,39 @@ class Runner:
             entry.turns.append(TurnRecord(turn.label, score, tuple(tokens), text, capped=False, chosen=best))
             entry.pending = list(tokens)
             entry.nan |= any(value != value for value in row_scores)
+
+    def _weigh(self, entries: list[_Running], logits: Tensor, index: int) -> None:
+        """Likelihoods for somebody else to score."""
+        turns = [entry.item.turns[index] for entry in entries]
+        candidates = [candidates_of(turn) for turn in turns]
+        found = likelihoods(self._engine, [entry.row for entry in entries], logits, candidates)
+        for entry, turn, row in zip(entries, turns, found, strict=True):
+            totals = [each.total for each in row]
+            best = max(range(len(totals)), key=totals.__getitem__)
+            tokens = candidates_of(turn)[best]
+            text = self._tokenizer.decode(list(tokens))
+            entry.nan |= not all(map(math.isfinite, totals))
+            measured = None if entry.nan else tuple((each.total, each.greedy) for each in row)
+            entry.turns.append(TurnRecord(turn.label, 0.0, tokens, text, False, best, likelihoods=measured))
+            entry.pending = list(tokens)
+
+    def _follow(self, entries: list[_Running], logits: Tensor, index: int) -> None:
+        """Every policy is fed the exact run's answer."""
+        exact = {entry.item.item_hash: place for place, entry in enumerate(entries) if entry.cell.policy is None}
+        leaders = [exact[entry.item.item_hash] for entry in entries]
+        turns = [entry.item.turns[index] for entry in entries]
+        stops = [frozenset((*self._engine.info.stop_ids, *turn.stop)) for turn in turns]
+        limits = [turn.max_new_tokens for turn in turns]
+        found = follow(self._engine, [entry.row for entry in entries], leaders, logits, limits, stops)
+        for entry, turn, followed in zip(entries, turns, found, strict=True):
+            entry.turns.append(self._followed(turn, followed))
+            entry.pending = followed.pending
+            entry.nan |= followed.nan
+
+    def _followed(self, turn: Turn, followed: Followed) -> TurnRecord:
+        tokens = tuple(followed.tokens)
+        text = self._tokenizer.decode(list(tokens))
+        return TurnRecord(turn.label, followed.agreement, tokens, text, followed.capped, fidelity=followed.record)
 
     # -- records --------------------------------------------------------------------------------------------------
 
@@ -184,7 +243,22 @@ class Runner:
             context_tokens=len(item.context),
             output_tokens=sum(len(turn.tokens) for turn in entry.turns),
             nan=entry.nan,
+            facts_kept=entry.facts_kept,
         )
+
+
+def kept_percent(tables: Tables, sequence: int, facts: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], ...] | None:
+    """For each token of each span of positions, the share of page lists that hold it live, in percent, rounded down.
+
+    Rounding down makes 100 mean everywhere; 0 means nowhere or in less than one list of a hundred.
+    """
+    if not facts:
+        return None
+    live = tables.live_slots(sequence)
+    pages = tables.pages[sequence, :, :, : live.shape[-1] // tables.geometry.page_size]
+    positions = tables.positions[pages].reshape(live.shape)[live]
+    counts = np.bincount(positions, minlength=max(end for _, end in facts)) * 100 // tables.geometry.heads
+    return tuple(tuple(counts[start:end].tolist()) for start, end in facts)
 
 
 def is_native(policy: Policy, windows: Sequence[int | None]) -> bool:
@@ -203,8 +277,7 @@ def pages_needed(engine_heads: int, page_size: int, unit: Unit) -> int:
     for cell in unit.cells:
         spoken = cell.item.longest - len(cell.item.context)
         kept = min(cell.budget or cell.item.longest, cell.item.longest)
-        scorings = [turn.scoring for turn in cell.item.turns]
-        forks = [candidate for scoring in scorings if isinstance(scoring, Choice) for candidate in scoring.candidates]
+        forks = [candidate for turn in cell.item.turns for candidate in candidates_of(turn)]
         total += pages(kept + spoken) + sum(pages(len(fork)) for fork in forks)
     return total
 
