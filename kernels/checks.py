@@ -127,9 +127,11 @@ def in_range(name: str, value: Tensor, limit: int) -> None:
         require(low >= 0 and high < limit, f"{name}: {low if low < 0 else high} is outside 0..{limit - 1}")
 
 
-def distinct(src: Tensor, dst: Tensor) -> None:
+def distinct(src: Tensor, dst: Tensor, limit: int) -> None:
     """Copies are out of place: no target twice, no target that is also a source (checked on the CPU)."""
     require(src.shape == dst.shape, f"source and target counts differ: {src.numel()} and {dst.numel()}")
     if dst.device.type == "cpu" and dst.numel():
-        require(len(set(dst.tolist())) == dst.numel(), "a target is named twice in one copy")
-        require(not bool(torch.isin(dst, src).any()), "a target is also a source: copies are out of place")
+        named = torch.zeros(limit, dtype=torch.bool)
+        named[dst] = True
+        require(int(named.sum()) == dst.numel(), "a target is named twice in one copy")
+        require(not bool(named[src].any()), "a target is also a source: copies are out of place")

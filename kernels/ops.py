@@ -50,6 +50,13 @@ def choose_backend(backend: Backend | None, device: torch.device) -> Backend:
     return cast(Backend, name)
 
 
+def interpreted() -> bool:
+    """Whether Triton is there and runs kernels in its interpreter (TRITON_INTERPRET=1 before Python started)."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    return bool(importlib.import_module("triton.knobs").runtime.interpret)
+
+
 def decode_attention(
     q_RQD: Tensor,
     k_pool_NSD: Tensor,
@@ -180,7 +187,7 @@ def copy_slots(
     checks.pools(k_pool_NSD, v_pool_NSD, positions_NS)
     checks.slots("src_M", src_M, (src_M.numel(),), positions_NS)
     checks.slots("dst_M", dst_M, (dst_M.numel(),), positions_NS)
-    checks.distinct(src_M, dst_M)
+    checks.distinct(src_M, dst_M, positions_NS.numel())
     _pages(backend, positions_NS).copy_slots(src_M, dst_M, (k_pool_NSD, v_pool_NSD, positions_NS))
 
 
@@ -198,7 +205,7 @@ def copy_pages(
     pages, device = k_pool_NSD.shape[0], k_pool_NSD.device
     checks.page_ids("src_ids", src_ids, pages, device)
     checks.page_ids("dst_ids", dst_ids, pages, device)
-    checks.distinct(src_ids, dst_ids)
+    checks.distinct(src_ids, dst_ids, pages)
     _pages(backend, positions_NS).copy_pages(src_ids, dst_ids, (k_pool_NSD, v_pool_NSD, positions_NS))
 
 
@@ -256,8 +263,7 @@ def _require_triton(like: Tensor) -> None:
     found = importlib.util.find_spec("triton") is not None
     checks.require(found, "backend triton: triton is not installed: install it or use backend torch")
     if like.device.type != "cuda":
-        interpreted = importlib.import_module("triton.knobs").runtime.interpret
-        checks.require(interpreted, "backend triton: CPU tensors need TRITON_INTERPRET=1 before Python starts")
+        checks.require(interpreted(), "backend triton: CPU tensors need TRITON_INTERPRET=1 before Python starts")
 
 
 def _to_host(value: Tensor) -> Tensor:

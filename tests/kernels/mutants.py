@@ -3,7 +3,8 @@
     python tests/kernels/mutants.py [--only NUMBER ...] [--timeout SECONDS]
 
 Each mutant is a copy of the package in a temporary folder with one text replaced; the attention and move tests run
-against it and stop at the first failure. A mutant that survives is a hole in the tests unless it is listed as equivalent, with
+against it and stop at the first failure. A mutant that survives is a hole in the tests unless it is listed as
+equivalent, with
 the reason. Exit 1 if any other survives. Not collected by pytest: it takes some minutes.
 """
 
@@ -255,14 +256,18 @@ def run(mutant: Mutant, timeout: int) -> str:
         environment = {**os.environ, "PYTHONPATH": str(root / "src"), "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
         names = ("attention", "edges", "pages", "prefill", "large_pool")
         tests = [f"tests/kernels/test_{name}.py" for name in names]
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-k", "not torch", *tests]
-        try:
-            done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=timeout)
-        except subprocess.TimeoutExpired:
-            return "killed (ran out of time)"
-        if done.returncode not in (0, 1):
-            raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
-        return "survived" if done.returncode == 0 else "killed"
+        for speed in ("not slow", "slow"):
+            command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-k", "not torch"]
+            command += ["-m", speed, *tests]
+            try:
+                done = subprocess.run(command, cwd=root, env=environment, capture_output=True, timeout=timeout)
+            except subprocess.TimeoutExpired:
+                return "killed (ran out of time)"
+            if done.returncode == 1:
+                return "killed"
+            if done.returncode != 0:
+                raise RuntimeError((done.stdout + done.stderr).decode()[-2000:])
+        return "survived"
 
 
 def main() -> int:
