@@ -25,6 +25,8 @@ SKIPPED = frozenset(
     | {"dist-packages", "pydoc_data", "__phello__", "config", "__pycache__", "_vendor", "msilib", "distutils"}
 )
 _SENTENCE_END = re.compile(r"(?<=[.!?]) +(?=[A-Z\"(])")
+# A raw or plain docstring after nothing but comments; parsing every file for it would take seconds.
+_DOCSTRING = re.compile(r"(?:\s*#[^\n]*\n)*\s*[rR]?(?P<quote>\"{3}|'{3})(?P<text>.*?)(?P=quote)", re.DOTALL)
 MIN_WORDS, MAX_CHARS = 12, 900
 
 
@@ -82,10 +84,9 @@ def _topics() -> list[tuple[str, str]]:
 def _docstrings() -> Iterator[tuple[str, str]]:
     root = library_root()
     for path in library_files():
-        tree = parse(path)
-        text = ast.get_docstring(tree) if tree else None
-        if text and len(text) > 1500:
-            yield path.relative_to(root).as_posix(), text
+        found = _DOCSTRING.match(path.read_text("utf-8", errors="replace"))
+        if found and len(found["text"]) > 1500:
+            yield path.relative_to(root).as_posix(), found["text"]
 
 
 def parse(path: Path) -> ast.Module | None:

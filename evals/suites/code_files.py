@@ -16,6 +16,7 @@ from kvgate.evals.sources import fingerprint, library_files, library_root, parse
 from kvgate.evals.suites.base import Spot
 from kvgate.evals.suites.renaming import Renamed, rename
 
+HANDY = 40_000  # bytes; renaming a file costs time in proportion to its size, and a small part of it is used
 MAX_BLOCK = 1200  # characters; longer statements leave too few borders
 
 
@@ -56,18 +57,23 @@ def _package_root(package: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
+def _shuffled(spot: Spot, books: Shelf, length: int) -> list[Path]:
+    """Files large enough for ``length`` tokens in random order; very large ones only if there are no others."""
+    large_enough = [path for path in books.files if path.stat().st_size > 4 * length]
+    handy = [path for path in large_enough if path.stat().st_size < max(HANDY, 16 * length)] or large_enough
+    return spot.rng.sample(handy, len(handy))
+
+
 def renamed_files(spot: Spot, books: Shelf, length: int) -> Iterator[tuple[Path, Renamed]]:
     """Files large enough for ``length`` tokens, in random order, each with fresh names of this spot's own."""
-    files = [path for path in books.files if path.stat().st_size > 4 * length]
-    for path in spot.rng.sample(files, len(files)):
+    for path in _shuffled(spot, books, length):
         if parse(path) is not None:
             yield path, rename(path.read_text("utf-8"), spot.rng)
 
 
 def blocks(tokens: Tokens, spot: Spot, books: Shelf, length: int) -> Iterator[tuple[Path, list[Ids]]]:
     """Files with enough short statements, as pieces of ids that each begin a line; a window at random."""
-    files = [path for path in books.files if path.stat().st_size > 4 * length]
-    for path in spot.rng.sample(files, len(files)):
+    for path in _shuffled(spot, books, length):
         if sum(map(len, _statements_of(path))) < 4 * length:
             continue
         renamed = rename(path.read_text("utf-8"), spot.rng)
