@@ -162,5 +162,5 @@ def test_a_run_of_the_suite(model: Path, tmp_path: Path) -> None:
             assert turn.tokens[:at] == exact[record.item_hash].turns[0].tokens[:at]
             assert turn.tokens[at] != exact[record.item_hash].turns[0].tokens[at]
     checks = json.loads((tmp_path / "r" / "checks.json").read_text())
-    assert checks["repeat"] == {"cells": 12, "different": 0}
+    assert {found["different"] for found in checks["repeat"].values()} == {0}
     assert {record.score for record in records if not record.exact and not record.covered} != {1.0}
