@@ -37,7 +37,8 @@ def keep_highest(keys: Tensor, eligible: Tensor, count: Tensor) -> Tensor:
     return eligible & ((keys > last_dropped) | (drop == 0)[..., None])
 
 
-def keep_newest(evidence: Evidence, forced: Tensor, budget: int) -> Tensor:
-    """Bool ``[L, H, S]``: the ``forced`` live slots and the newest others, ``budget`` in all per (layer, kv head)."""
+def keep_newest(evidence: Evidence, forced: Tensor, count: int) -> Tensor:
+    """Bool ``[L, H, S]``: the ``forced`` live slots and, beside them, the ``count`` newest others."""
     others = evidence.live & ~forced
-    return forced | keep_highest(evidence.positions.long(), others, budget - forced.sum(-1))
+    counts = torch.full(others.shape[:2], count, device=others.device)
+    return forced | keep_highest(evidence.positions.long(), others, counts)

@@ -35,7 +35,7 @@ class SlidingWindow(Policy):
 
     def decide(self, evidence: Evidence) -> Keep:
         forced = evidence.live & in_spans(evidence.positions, evidence.protected)
-        return Keep(keep_newest(evidence, forced, self.budget))
+        return Keep(keep_newest(evidence, forced, self.bounds(evidence.protected).window))
 
     def bounds(self, protected: tuple[Span, ...]) -> Bounds:
         return Bounds(window=self.window - covered(protected), exempt=protected)

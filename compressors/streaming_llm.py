@@ -58,7 +58,7 @@ class StreamingLLM(Policy):
 
     def decide(self, evidence: Evidence) -> Keep:
         forced = evidence.live & in_spans(evidence.positions, self.forced_spans(evidence.protected))
-        return Keep(keep_newest(evidence, forced, self.budget))
+        return Keep(keep_newest(evidence, forced, self.bounds(evidence.protected).window))
 
     def check(self, protected: tuple[Span, ...]) -> None:
         super().check(protected)

@@ -59,7 +59,7 @@ def test_bounds_show_exactly_what_decisions_after_every_token_would_have_kept(
     for query, low in zip(positions.tolist(), bounds.lower(positions).tolist(), strict=True):
         held.add(query)
         forced = held & inside
-        held = forced | set(sorted(held - inside)[-(policy.budget - covered(policy.forced_spans(protected))) :])
+        held = forced | set(sorted(held - inside)[-bounds.window :])
         assert visible(query, low, bounds.exempt) == held
         assert len(held) <= policy.budget
 
