@@ -43,12 +43,15 @@ def _note(sentences: list[Ids]) -> Ids:
 
 
 def ask(tokens: Tokens, rank: int, text: str, prefix: str, scoring: str | Answer, cap: int = 8) -> Turn:
-    """A scored turn: the user text, and the beginning of the answer that the model is to finish."""
+    """A scored turn: the user text, and the beginning of the answer that the model is to finish.
+
+    A finished sentence ends an answer with a known beginning; a free answer ends where the model ends it.
+    """
     return Turn(
         prompt=tokens.join(() if rank else tokens.chat.next_user, text, tokens.chat.speak, prefix),
         scoring=Exact((scoring,), "first") if isinstance(scoring, str) else scoring,
         max_new_tokens=cap,
         closing=tokens.chat.next_user,
-        stop=tokens.sentence_ends,
+        stop=tokens.sentence_ends if prefix else (),
         label=f"q{rank + 1}",
     )

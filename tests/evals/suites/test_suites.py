@@ -154,7 +154,7 @@ def test_the_commonest_words_are_the_commonest(tokens: Tokens, chatml: Any) -> N
 def test_instructions_beyond_the_embedded_model(tokens: Tokens) -> None:
     items = suite_class("instructions")().build(tokens, Order(counts={512: 2}, tasks=("format", "leak")))
     assert {turn.label for item in items for turn in item.turns} == {
-        "capitals", "forbidden", "language", "ending", "leak"
+        "persona", "capitals", "forbidden", "language", "ending", "leak"
     }  # fmt: skip
 
 
