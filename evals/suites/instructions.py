@@ -93,7 +93,7 @@ def _format(spot: Spot) -> list[Instruction]:
     place, use = spot.rng.choice([("garden", "flowers"), ("kitchen", "meals"), ("bedroom", "beds")])
     fact = spot.rng.choice(["the capital of France", "the largest planet", "the colour of snow"])
     hello = "Good morning! How are you today?"
-    lines = [
+    lines: list[tuple[str, str, str, Answer]] = [
         ("persona", f"Your name is {name}.", "What is your name?", Exact((name,))),
         ("capitals", "Answer questions about facts in capital letters only.", f"What is {fact}?", Rule("upper")),
         ("forbidden", f"Never use the word {place}.", f"Which part of a home is for {use}?", Rule("lacks", place)),
