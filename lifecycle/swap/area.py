@@ -74,7 +74,7 @@ class HostArea:
     def __contains__(self, key: str) -> bool:
         return key in self._entries
 
-    def keys(self) -> list[str]:
+    def names(self) -> list[str]:
         """Committed keys."""
         return sorted(self._entries)
 

@@ -1,0 +1,436 @@
+"""Random operations on the whole manager, with a model of what must hold after each of them as the oracle.
+
+The oracle knows nothing of fences, heaps or free lists. It keeps, for itself: which requests are live, which pages each
+launch in flight may touch, what stands in every cached page, and who references what. ``mutants.py`` breaks the code in
+many ways and shows that this test notices.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from kvgate.lifecycle.admission import Outcome
+from kvgate.lifecycle.audit import claims, inspect, repair
+from kvgate.lifecycle.config import EstimatorConfig, ManagerConfig, RecoveryConfig, TenantConfig
+from kvgate.lifecycle.manager import Manager
+from kvgate.lifecycle.plan import Plan
+from kvgate.lifecycle.pool import PageIds, State
+from kvgate.lifecycle.prefix.cache import Hold, PrefixCache
+from kvgate.lifecycle.prefix.keys import Namespace, blake
+from kvgate.lifecycle.prefix.value_density import ValueDensity
+from kvgate.lifecycle.states import Spec
+from kvgate.lifecycle.states import State as Stage
+from kvgate.lifecycle.store import FlatStore
+
+PAGES, HOST, TIMEOUT = 40, 25, 50.0
+TENANTS = ("a", "b", "c")
+CONFIG = ManagerConfig(
+    page_size=4,
+    tokens_per_step=24,
+    max_running=6,
+    aging_rounds=5,
+    fence_timeout=TIMEOUT,
+    estimator=EstimatorConfig(prior_mean=0.05, prior_weight=50.0),
+    recovery=RecoveryConfig(host_blocks=HOST, prefill_tokens_per_s=50.0, bytes_per_block=1 << 28),
+    tenants={"a": TenantConfig(), "b": TenantConfig(max_concurrency=2, page_quota=16), "c": TenantConfig(weight=3.0)},
+)
+ENDS = (Stage.CANCELLED, Stage.FAILED)
+
+
+def weak(data: bytes) -> bytes:
+    """Three bits of hash: collisions are the rule, so only the token comparison keeps hits right."""
+    return bytes([blake(data)[0] & 7]) * 32
+
+
+class Lifecycle(RuleBasedStateMachine):
+    """See the module docstring."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.now = 0.0
+        self.store = FlatStore(PAGES, HOST)
+        self.ledger = self.store.ledger
+        self.manager = Manager(CONFIG, self.store, lambda: self.now)
+        self.cache = PrefixCache(self.ledger, ValueDensity(), 2, lambda: self.now, weak)
+        self.next = 0
+        self.live: dict[str, Spec] = {}
+        self.ended: list[str] = []
+        self.plan: Plan | None = None
+        self.planned: dict[int, str] = {}
+        self.flights: dict[int, tuple[float, set[int]]] = {}
+        self.forks: list[PageIds] = []
+        self.holds: list[Hold] = []
+        self.content: dict[int, tuple[Namespace, bytes]] = {}
+        self.forgotten: set[Namespace] = set()
+        self.lost: list[int] = []
+        self._watch_allocations()
+
+    def _watch_allocations(self) -> None:
+        real = self.ledger.pool.alloc
+
+        def alloc(count: int) -> PageIds:
+            ids = real(count)
+            for deadline, touched in self.flights.values():
+                if deadline > self.now:
+                    assert not touched & set(ids.tolist()), "a page that a launch may touch was given away"
+            for page in ids.tolist():
+                self.content.pop(page, None)
+            return ids
+
+        self.ledger.pool.alloc = alloc  # type: ignore[method-assign]
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    @rule(
+        prompt=st.integers(1, 60), most=st.integers(1, 60), tenant=st.sampled_from((*TENANTS, "nobody")),
+        priority=st.integers(0, 3), slack=st.one_of(st.none(), st.integers(-2, 60)),
+        version=st.sampled_from(("v1", "v2")),
+    )  # fmt: skip
+    def submit(self, prompt: int, most: int, tenant: str, priority: int, slack: int | None, version: str) -> None:
+        spec = Spec(
+            f"r{self.next}", prompt, most, tenant, priority, None if slack is None else self.now + slack, version
+        )
+        self.next += 1
+        blocks = -(-(prompt + most - 1) // 4)
+        impossible = (
+            tenant == "nobody" or blocks > (16 if tenant == "b" else PAGES) or (slack is not None and slack <= 0)
+        )
+        decision = self.manager.submit(spec)
+        assert (decision.outcome is Outcome.REJECT) == impossible
+        if not impossible:
+            self.live[spec.id] = spec
+            again = self.manager.submit(replace(spec, prompt_len=1))
+            assert again.outcome is Outcome.REJECT
+
+    @precondition(lambda self: self.plan is None)
+    @rule()
+    def plan_round(self) -> None:
+        self.plan = plan = self.manager.plan()
+        self.planned = {int(s): self.manager.requests.spec(int(s)).id for s in plan.slots}
+        for id in plan.timed_out:
+            assert self.live[id].deadline is not None
+            assert self.live[id].deadline <= self.now
+            self._gone(id)
+        for victim in plan.preempted:
+            assert victim.why
+            if victim.way.value == "terminate":
+                self._gone(victim.id)
+        assert len(set(plan.slots.tolist())) == len(plan.slots)
+        assert int(plan.tokens.sum()) <= 24
+        touched: set[int] = set()
+        for slot in plan.slots.tolist():
+            assert self.manager.requests.state[slot] in (Stage.ADMITTED, Stage.PREFILL, Stage.DECODE)
+            held = self.store.held(slot)
+            ahead = int(self.manager.requests.computed[slot]) + int(plan.tokens[plan.slots == slot][0])
+            assert len(held) * 4 >= ahead, "a row was planned without the pages for it"
+            touched.update(held.tolist())
+        self.flights[plan.ticket] = (self.now + TIMEOUT, touched)
+
+    @precondition(lambda self: self.plan is not None)
+    @rule(share=st.floats(0, 1))
+    def commit(self, share: float) -> None:
+        plan, self.plan = self.plan, None
+        assert plan is not None
+        index = self.manager.requests.index
+        mine = [s for s in plan.slots[plan.samples].tolist() if index.get(self.planned[s]) == s]
+        # A slot may have been given to another request since; the manager must not take that one for this row.
+        done = mine[: int(share * share * len(mine))]
+        self.flights.pop(plan.ticket)
+        before = {id: self._made(id) for id in self.live}
+        self.manager.commit(plan, done)
+        for slot, id in self.planned.items():
+            if index.get(id) == slot:
+                sampled = slot in mine
+                assert self._made(id) == before[id] + sampled
+                assert self._made(id) < self.live[id].max_tokens
+            elif id in self.live:
+                assert slot in done or before[id] + 1 == self.live[id].max_tokens
+                self._gone(id)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), state=st.sampled_from(ENDS))
+    def cancel(self, data: st.DataObject, state: Stage) -> None:
+        id = data.draw(st.sampled_from(sorted(self.live)))
+        assert self.manager.end(id, state)
+        assert not self.manager.end(id, state)
+        self._gone(id)
+
+    @precondition(lambda self: self.ended)
+    @rule(data=st.data())
+    def end_again(self, data: st.DataObject) -> None:
+        id = data.draw(st.sampled_from(self.ended))
+        if id not in self.live:
+            assert not self.manager.end(id, Stage.FINISHED)
+
+    @rule(version=st.sampled_from(("v1", "v2")))
+    def retire(self, version: str) -> None:
+        expected = {i for i, s in self.live.items() if s.model_version == version}
+        assert set(self.manager.retire(version)) == expected
+        for id in expected:
+            self._gone(id)
+
+    @rule(steps=st.integers(1, 20))
+    def wait(self, steps: int) -> None:
+        self.now += steps
+
+    # -- launches -----------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: any(self._running()))
+    @rule(data=st.data())
+    def export(self, data: st.DataObject) -> None:
+        id = data.draw(st.sampled_from(self._running()))
+        slot = self.manager.requests.index[id]
+        ticket = self.ledger.fences.launch("export", self.now + TIMEOUT)
+        self.manager.export(id, ticket)
+        self.flights[ticket] = (self.now + TIMEOUT, set(self.store.held(slot).tolist()))
+
+    @precondition(lambda self: self._other_flights())
+    @rule(data=st.data(), twice=st.booleans())
+    def signal(self, data: st.DataObject, twice: bool) -> None:
+        ticket = data.draw(st.sampled_from(self._other_flights()))
+        del self.flights[ticket]
+        self.store.signal(ticket)
+        if twice:
+            self.store.signal(ticket)
+
+    @rule()
+    def expire(self) -> None:
+        self.store.expire(self.now)
+        late = [t for t, (deadline, _) in self.flights.items() if deadline <= self.now]
+        for ticket in late:
+            if self.plan is None or ticket != self.plan.ticket:
+                del self.flights[ticket]
+                self.store.signal(ticket)  # a late signal changes nothing
+        assert len(self.ledger.fences) <= len(self.flights)
+
+    # -- forks and the prefix cache -----------------------------------------------------------------------------------
+
+    @precondition(lambda self: any(self._running()) and len(self.forks) < 4)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        slot = self.manager.requests.index[data.draw(st.sampled_from(self._running()))]
+        pages = self.store.held(slot).copy()
+        self.ledger.share(pages)
+        self.forks.append(pages)
+
+    @precondition(lambda self: self.forks)
+    @rule(data=st.data())
+    def drop_fork(self, data: st.DataObject) -> None:
+        pages = self.forks.pop(data.draw(st.integers(0, len(self.forks) - 1)))
+        self.cache.returned(self.ledger.release(pages, self._touching(pages)))
+
+    @precondition(lambda self: self.forks)
+    @rule(data=st.data())
+    def read_fork(self, data: st.DataObject) -> None:
+        pages = data.draw(st.sampled_from(self.forks))
+        ticket = self.ledger.fences.launch("read", self.now + TIMEOUT)
+        self.flights[ticket] = (self.now + TIMEOUT, set(pages.tolist()))
+
+    @precondition(lambda self: len(self.holds) < 4)
+    @rule(
+        tenant=st.sampled_from(("a", "b")), adapter=st.sampled_from(("", "x")),
+        tokens=st.lists(st.integers(0, 1), max_size=9), exact=st.booleans(),
+    )  # fmt: skip
+    def use_prefix(self, tenant: str, adapter: str, tokens: list[int], exact: bool) -> None:
+        space = Namespace("v1", tenant, adapter)
+        asked = np.array(tokens, np.int64)
+        hold = self.cache.lookup(space, asked)
+        for at, page in enumerate(hold.pages().tolist()):
+            assert self.content[page] == (space, asked[: 2 * at + 2].tobytes()), "a hit on somebody else's tokens"
+        assert not (hold.blocks and space in self.forgotten), "a hit on invalidated entries"
+        missing = len(asked) // 2 - hold.blocks
+        if missing > self.ledger.pool.free:
+            self.cache.evict(missing - self.ledger.pool.free)
+        if missing > self.ledger.pool.free:
+            self.cache.release(hold)
+            return
+        own = self.ledger.alloc(missing)
+        held = hold.pages()
+        added = self.cache.insert(hold, asked, np.concatenate([held, own]), exact=exact)
+        assert exact or added == 0
+        if added:
+            self.forgotten.discard(space)
+        for at, page in enumerate(hold.pages().tolist()):
+            self.content[page] = (space, asked[: 2 * at + 2].tobytes())
+        self.cache.returned(self.ledger.release(own))
+        self.holds.append(hold)
+
+    @precondition(lambda self: self.holds)
+    @rule(data=st.data())
+    def drop_hold(self, data: st.DataObject) -> None:
+        hold = self.holds.pop(data.draw(st.integers(0, len(self.holds) - 1)))
+        self.cache.release(hold, tuple(self._touching(hold.pages())))
+
+    @precondition(lambda self: self.holds)
+    @rule()
+    def read_prefix(self) -> None:
+        ticket = self.ledger.fences.launch("read", self.now + TIMEOUT)
+        self.flights[ticket] = (self.now + TIMEOUT, set(self.holds[-1].pages().tolist()))
+
+    @rule(count=st.integers(1, 6))
+    def evict(self, count: int) -> None:
+        could = self.cache.evictable
+        assert self.cache.evict(count) == min(count, could)
+
+    @rule(tenant=st.sampled_from(("a", "b")))
+    def invalidate(self, tenant: str) -> None:
+        there = [n for n in self.content.values() if n[0].tenant == tenant]
+        result = self.cache.invalidate(tenant=tenant)
+        assert result.dropped <= len(there)
+        self.forgotten |= {Namespace("v1", tenant, a) for a in ("", "x")}
+
+    # -- faults -------------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.ledger.pool.free >= 2)
+    @rule(count=st.integers(1, 2), flying=st.booleans())
+    def lose_owner(self, count: int, flying: bool) -> None:
+        ids = self.ledger.alloc(count)
+        tickets = []
+        if flying:
+            ticket = self.ledger.fences.launch("lost", self.now + TIMEOUT)
+            self.flights[ticket] = (self.now + TIMEOUT, set(ids.tolist()))
+            tickets = [ticket]
+        found = inspect(self.ledger, claims(PAGES, self._owners()))
+        assert found.orphans.tolist() == sorted(ids.tolist())
+        repair(self.ledger, found, tickets)
+        if flying:
+            assert (self.ledger.pool.state[ids] == State.QUARANTINED).all()
+
+    @rule()
+    def audit(self) -> None:
+        found = inspect(self.ledger, claims(PAGES, self._owners()))
+        assert found.clean
+        repair(self.ledger, found)
+
+    # -- what must hold -----------------------------------------------------------------------------------------------
+
+    @invariant()
+    def requests_agree(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        manager, requests = self.manager, self.manager.requests
+        assert set(requests.index) == set(self.live)
+        running, waiting = set(manager.running.tolist()), set(manager.line)
+        assert len(manager.running) == len(running)
+        blocks: Counter[int] = Counter()
+        queued: Counter[int] = Counter()
+        for slot in requests.index.values():
+            stage = Stage(requests.state[slot])
+            assert (slot in running) == stage.running
+            assert (slot in waiting) == stage.waiting
+            assert requests.blocks[slot] == len(self.store.held(slot))
+            assert (slot in self.store.host) == (stage is Stage.SWAPPED)
+            assert stage.running or len(self.store.held(slot)) == 0
+            blocks[int(requests.account[slot])] += int(requests.blocks[slot])
+            queued[int(requests.account[slot])] += stage.waiting
+        assert len(waiting) == len(manager.line)
+        assert len(self.store.host) == int((requests.state[list(requests.index.values())] == Stage.SWAPPED).sum())
+        assert self.store.host_free() >= 0
+        for account in range(len(manager.tenants.names)):
+            assert manager.tenants.blocks[account] == blocks[account]
+            assert manager.tenants.queued[account] == queued[account]
+        tokens = Counter(s.tenant for s in self.live.values() for _ in range(s.prompt_len + s.max_tokens))
+        for account, name in enumerate(manager.tenants.names):
+            assert manager.tenants.tokens[account] == tokens[name]
+            limit = CONFIG.tenants[name].max_concurrency
+            assert limit is None or manager.tenants.running[account] <= limit
+
+    @invariant()
+    def pages_agree(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        self.ledger.check()
+        self.cache.check()
+        pool = self.ledger.pool
+        expected = claims(PAGES, self._owners())
+        assert (pool.ref == expected).all(), "references do not match the owners"
+        assert sum(pool.counts().values()) == PAGES
+        for deadline, touched in self.flights.values():
+            if deadline > self.now:
+                assert not (pool.state[list(touched)] == State.FREE).any(), "a page in flight is free"
+        if not self.flights:
+            assert self.ledger.fenced == 0, "a fence outlived its launch"
+        live = set(self.ledger.fences.tickets())
+        assert live <= set(self.flights), "a ticket is outstanding that nobody waits for"
+        assert {t for t, (d, _) in self.flights.items() if d > self.now} <= live, "a launch in flight was forgotten"
+
+    def teardown(self) -> None:
+        """Everybody leaves: not one page may be missing."""
+        if not hasattr(self, "manager"):
+            return
+        for id in list(self.live):
+            self.manager.end(id, Stage.CANCELLED)
+        for pages in self.forks:
+            self.cache.returned(self.ledger.release(pages))
+        for hold in self.holds:
+            self.cache.release(hold)
+        self.cache.evict(PAGES)
+        for ticket in list(self.flights):
+            self.store.signal(ticket)
+        self.ledger.return_quarantined()
+        self.ledger.check()
+        assert self.ledger.pool.free == PAGES
+        assert self.store.host_free() == HOST
+        assert int(self.ledger.charged.sum()) == 0
+        assert (self.manager.tenants.running == 0).all()
+        assert (self.manager.tenants.queued == 0).all()
+
+    # -- helpers ------------------------------------------------------------------------------------------------------
+
+    def _owners(self) -> list[PageIds]:
+        rows = [self.store.held(int(s)) for s in np.flatnonzero(self.store.counts)]
+        return [*rows, *self.forks, *(h.pages() for h in self.holds)]
+
+    def _running(self) -> list[str]:
+        return sorted(self.manager.requests.spec(int(s)).id for s in self.manager.running)
+
+    def _other_flights(self) -> list[int]:
+        return sorted(t for t in self.flights if self.plan is None or t != self.plan.ticket)
+
+    def _touching(self, pages: PageIds) -> list[int]:
+        mine = set(pages.tolist())
+        return [t for t, (_, touched) in self.flights.items() if touched & mine]
+
+    def _made(self, id: str) -> int:
+        return int(self.manager.requests.generated[self.manager.requests.index[id]])
+
+    def _gone(self, id: str) -> None:
+        del self.live[id]
+        self.ended.append(id)
+
+
+def _run(examples: int, steps: int) -> None:
+    profile = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+    )
+    run_state_machine_as_test(Lifecycle, settings=profile)  # type: ignore[no-untyped-call]
+
+
+def test_a_few_thousand_operations() -> None:
+    _run(int(os.environ.get("KVGATE_STATEFUL_EXAMPLES", "40")), 60)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_operations() -> None:
+    _run(500, 200)
