@@ -8,3 +8,4 @@ if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
     raise RuntimeError("triton was imported before conftest.py could set TRITON_INTERPRET=1")
 os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

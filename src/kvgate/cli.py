@@ -47,6 +47,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
+    # Threads that spin while they wait make a shared machine ten times slower; read when torch is imported, below.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     parser = build_parser()
     options = parser.parse_args(arguments)
     debug = bool(os.environ.get("KVGATE_DEBUG"))
@@ -83,14 +85,14 @@ def _add_run(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from kvgate.evals.config import load_plan
+    from kvgate.evals.config import load_plan, policy_entry
     from kvgate.evals.progress import watched
     from kvgate.evals.run import execute, prepare
 
     keys = ("model", "revision", "dtype", "seed", "gate")
     overrides: dict[str, Any] = {key: getattr(options, key) for key in keys if getattr(options, key) is not None}
     if options.policy:
-        overrides["policies"] = [_policy_entry(text) for text in options.policy]
+        overrides["policies"] = [policy_entry(text) for text in options.policy]
     config = load_plan(options.plan, overrides)
     out = options.out or Path("results") / config.name
     _writable(out)
@@ -100,23 +102,6 @@ def _run(options: argparse.Namespace) -> int:
     if not options.json:
         print(f"\nleaderboard: {out / 'leaderboard.json'}   every answer: {out / 'samples.jsonl'}")
     return _enforced(board, options.enforce)
-
-
-def _policy_entry(text: str) -> dict[str, Any]:
-    name, at, budgets = text.rpartition("@")
-    if not at or not name:
-        raise ValueError(f"--policy {text!r}: give a name and budgets, for example h2o@0.5,512")
-    from kvgate.evals.config import shipped
-
-    entry: dict[str, Any] = {"use": name} if name in shipped("policies") else {"policy": name}
-    return {**entry, "budgets": [_number(part, text) for part in budgets.split(",")]}
-
-
-def _number(part: str, text: str) -> int | float:
-    try:
-        return int(part) if part.strip().isdigit() else float(part)
-    except ValueError as error:
-        raise ValueError(f"--policy {text!r}: budget {part!r} is not a number") from error
 
 
 def _writable(out: Path) -> None:
