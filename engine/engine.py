@@ -143,7 +143,7 @@ class Engine:
             step = self._builder.build(ordered, sizes, placed.slots, fresh=fresh)
             logits = self._forward(ids, step, wanted)
         except BaseException:
-            self._take_back(ordered)
+            self._take_back(ordered, placed.slots)
             raise
         self._account(ordered, sizes, step)
         for row in ordered:
@@ -250,12 +250,15 @@ class Engine:
         if keep.sum() < live.sum():
             self._retain(row, keep)
 
-    def _take_back(self, rows: Several[Sequence]) -> None:
-        """Undo an append whose tokens never arrived: slots at or beyond the row's length die again."""
+    def _take_back(self, rows: Several[Sequence], slots: NDArray[np.int64]) -> None:
+        """Undo an append whose tokens never arrived: the flat ``slots`` it handed out die again."""
+        size = self.tables.geometry.page_size
         for row in rows:
-            evidence = self.evidence(row)
-            fit_mass(row, self._slots(row))
-            self._retain(row, (evidence.live & (evidence.positions < row.length)).cpu().numpy())
+            live = self.tables.live_slots(row.id)
+            pages = self.tables.pages[row.id, :, :, : live.shape[-1] // size, None].astype(np.int64)
+            flat = (pages * size + np.arange(size)).reshape(live.shape)
+            fit_mass(row, live.shape[-1])
+            self._retain(row, live & ~np.isin(flat, slots))
 
     def _retain(self, row: Sequence, keep: NDArray[np.bool_]) -> None:
         """``keep`` ``[L, H, slots]``, a subset of the live slots; the row's mass follows."""
