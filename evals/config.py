@@ -120,6 +120,22 @@ def parse_plan(raw: Mapping[str, Any], where: str) -> RunConfig:
     return RunConfig(**values)
 
 
+def policy_entry(text: str) -> dict[str, Any]:
+    """The plan entry behind ``NAME@BUDGET[,BUDGET]``: ``h2o@0.5,512``, ``module:Class@0.25``. ValueError if malformed."""
+    name, at, budgets = text.rpartition("@")
+    if not at or not name:
+        raise ValueError(f"--policy {text!r}: give a name and budgets, for example h2o@0.5,512")
+    entry: dict[str, Any] = {"use": name} if name in shipped("policies") else {"policy": name}
+    return {**entry, "budgets": [_number(part, text) for part in budgets.split(",")]}
+
+
+def _number(part: str, text: str) -> int | float:
+    try:
+        return int(part) if part.strip().isdigit() else float(part)
+    except ValueError as error:
+        raise ValueError(f"--policy {text!r}: budget {part!r} is not a number") from error
+
+
 def parse_policy(raw: Any, where: str) -> PolicyChoice:
     """A policy entry: a name under ``configs/policies``, a YAML file, or a mapping (with ``use``, on top of one)."""
     if isinstance(raw, str):
