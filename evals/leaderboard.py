@@ -11,6 +11,8 @@ from typing import Any
 from kvgate.evals.checks import repeat_identical, unsteady
 from kvgate.evals.gates import Gate
 from kvgate.evals.records import SCHEMA_VERSION, CellRecord
+from kvgate.evals.slices import grid, mark_pareto, quality, survival
+from kvgate.evals.slices_examples import disagreements
 from kvgate.evals.statistics_fixed import cluster_interval
 from kvgate.evals.verdict import decide
 from kvgate.evals.verdict_types import RowVerdict
@@ -31,6 +33,9 @@ def build_leaderboard(
     cells: dict[tuple[str, str], list[CellRecord]] = {}
     for record in records:
         cells.setdefault((record.label, record.protocol), []).append(record)
+    exact = {(record.protocol, record.item_hash): record for record in records if record.exact}
+    rows = [_row(verdict, cells[verdict.label, verdict.protocol], gate, exact) for verdict in verdicts]
+    mark_pareto(rows)
     board = {
         "schema_version": SCHEMA_VERSION,
         "name": manifest["plan"]["name"],
@@ -41,7 +46,11 @@ def build_leaderboard(
         "gate": asdict(gate),
         "checks": dict(checks),
         "exact": competence(records),
-        "rows": [_row(verdict, cells[verdict.label, verdict.protocol]) for verdict in verdicts],
+        "grids": {
+            protocol: grid((record for record in exact.values() if record.protocol == protocol), gate)
+            for protocol in sorted({protocol for protocol, _ in exact})
+        },
+        "rows": rows,
     }
     plain: dict[str, Any] = _plain(board)
     return plain
@@ -81,7 +90,9 @@ def _competence(key: tuple[str, str, int], found: Sequence[CellRecord]) -> dict[
     }
 
 
-def _row(verdict: RowVerdict, cells: Sequence[CellRecord]) -> dict[str, Any]:
+def _row(
+    verdict: RowVerdict, cells: Sequence[CellRecord], gate: Gate, exact: Mapping[tuple[str, str], CellRecord]
+) -> dict[str, Any]:
     row = verdict.to_dict()
     row["params"] = {key: value for key, value in cells[0].params.items() if len({c.params[key] for c in cells}) == 1}
     row["exact_score"] = _mean(stratum.exact for stratum in verdict.suites)
@@ -94,6 +105,12 @@ def _row(verdict: RowVerdict, cells: Sequence[CellRecord]) -> dict[str, Any]:
         "resident_share": _mean(cell.resident_bytes / cell.exact_resident_bytes for cell in cells),
     }
     row["evicted_tokens"] = _mean(cell.evicted_tokens for cell in cells)
+    row["quality"] = quality(cells)
+    row["grid"] = grid(cells, gate)
+    paired = {item: record for (protocol, item), record in exact.items() if protocol == verdict.protocol}
+    sound = cells if verdict.status != "invalid" else ()  # an invalid row may have no partner for its answers
+    row["survival"] = survival(sound, paired)
+    row["examples"] = disagreements(sound, paired)
     return row
 
 
