@@ -72,6 +72,8 @@ class HubSuite(Suite):
 
     def _task(self, tokens: Tokens, task: str, order: Order, options: Mapping[str, Any]) -> list[Item]:
         found: dict[int, list[Item]] = {length: [] for length, count in sorted(order.counts.items()) if count}
+        if not found:
+            return []
         for number, row in enumerate(rows(self.source, task, options["path"], options["revision"])):
             if all(len(items) == order.counts[length] for length, items in found.items()):
                 break

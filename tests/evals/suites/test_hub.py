@@ -245,3 +245,4 @@ def test_rows_go_to_the_smallest_length_that_holds_them(tokens: Tokens, local: P
     items = HubLongBench2().build(tokens, Order(counts={1024: 1, 65536: 1}, options={"path": str(local)}))
     assert [item.length for item in items] == [1024, 65536]
     assert all(item.longest <= item.length for item in items)
+    assert HubLongBench2().build(tokens, Order(counts={1024: 0}, options={"path": str(local)})) == []
