@@ -39,14 +39,27 @@ class Bounds:
         plain = np.maximum(positions - self.window + 1, 0)
         if all(span.end <= plain[0] for span in self.exempt):
             return plain
-        exempt = np.zeros(positions[-1] + 1, np.bool_)
-        for span in self.exempt:
-            exempt[span.start : span.end] = True
-        others = np.flatnonzero(~exempt)
+        others = self._others(int(positions[-1]))
         if len(others) == 0:
             return plain
         up_to = np.searchsorted(others, positions, side="right")
         return others[np.maximum(up_to - self.window, 0)]
+
+    def hide(self, positions: NDArray[np.int64], native_window: int | None) -> bool:
+        """Whether a query at one of ``positions`` is kept from a token that its layer, which declares
+        ``native_window`` (None: full attention), would show it.
+        """
+        reach = positions * 0 if native_window is None else np.maximum(positions - native_window + 1, 0)
+        others = self._others(int(positions[-1]))
+        hidden = np.searchsorted(others, self.lower(positions)) - np.searchsorted(others, reach)
+        return bool((hidden > 0).any())
+
+    def _others(self, last: int) -> NDArray[np.int64]:
+        """Positions up to ``last`` outside the exempt spans."""
+        exempt = np.zeros(last + 1, np.bool_)
+        for span in self.exempt:
+            exempt[span.start : span.end] = True
+        return np.flatnonzero(~exempt)
 
 
 @dataclass(frozen=True)

@@ -227,8 +227,17 @@ class Engine:
                 latest = queries[:, at : at + count].transpose(1, 2)
                 seen = latest if row.queries is None else torch.cat((row.queries, latest), dim=2)
                 row.queries = seen[:, :, -OBSERVED_QUERIES:]
+            row.tainted = row.tainted or self._hides(row, count)
             row.length += count
             at += count
+
+    def _hides(self, row: Sequence, count: int) -> bool:
+        """Whether the row's bounds kept its ``count`` newest queries from a token the exact run would show them."""
+        bounds = row.policy.bounds(row.protected) if row.policy else None
+        if bounds is None:
+            return False
+        positions = np.arange(row.length, row.length + count)
+        return any(bounds.hide(positions, window) for window in set(self.info.native_windows))
 
     def _follow(self, row: Sequence, moved: Moved | None) -> None:
         """Do a plan's copies and let the row's mass move with its slots."""

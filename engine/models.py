@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -78,15 +81,16 @@ def load_model(
         _check_folder(Path(source), name)
     elif source.startswith((".", "/", "~")):
         raise ValueError(f"model {name!r}: no such folder")
-    try:
+    with _loading(name):
         config = transformers.AutoConfig.from_pretrained(**where)
-        refuse_config(config, name)
+    refuse_config(config, name)
+    with _loading(name):
         tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
-        module = transformers.AutoModelForCausalLM.from_pretrained(
-            **where, dtype=DTYPES[dtype], attn_implementation=ATTENTION_NAME
+        module, report = transformers.AutoModelForCausalLM.from_pretrained(
+            **where, dtype=DTYPES[dtype], attn_implementation=ATTENTION_NAME, output_loading_info=True
         )
-    except (OSError, KeyError, RuntimeError) as error:
-        raise ValueError(f"model {name!r}: cannot be loaded: {_first_line(error)}") from error
+    if missing := sorted(report["missing_keys"]):  # transformers would fill them with random numbers
+        raise ValueError(f"model {name!r}: its weights lack {len(missing)} tensors, {missing[0]} among them")
     revision = getattr(config, "_commit_hash", None) or "local"
     weights = _hash_folder(Path(source)) if Path(source).is_dir() else _hash_tensors(module)
     return wrap(module.to(device), tokenizer, name=name, revision=revision, weights_hash=weights)
@@ -186,5 +190,11 @@ def _hash_tensors(module: nn.Module) -> str:
     return total.hexdigest()
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+@contextmanager
+def _loading(name: str) -> Iterator[None]:
+    """Whatever transformers and the libraries under it raise on a bad folder, as one line."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"model {name!r}: cannot be loaded: {shorten(reason, 300)}") from error

@@ -30,7 +30,14 @@ def test_each_query_sees_the_exempt_and_the_newest_others(
 ) -> None:
     inside = {token for span in exempt for token in range(span.start, span.end)}
     positions = np.arange(first, first + count)
-    lower = Bounds(window, exempt).lower(positions)
+    bounds = Bounds(window, exempt)
+    lower = bounds.lower(positions)
+    for native in (None, 1, window, window + 3):
+        shown = {
+            query: set(range(0 if native is None else max(0, query - native + 1), query + 1)) for query in positions
+        }
+        hidden = any(shown[query] - visible(query, low, exempt) for query, low in zip(positions, lower, strict=True))
+        assert bounds.hide(positions, native) == hidden
     assert lower.shape == positions.shape
     for query, low in zip(positions.tolist(), lower.tolist(), strict=True):
         others = [token for token in range(query + 1) if token not in inside][-window:]
