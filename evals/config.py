@@ -121,7 +121,7 @@ def parse_plan(raw: Mapping[str, Any], where: str) -> RunConfig:
 
 
 def policy_entry(text: str) -> dict[str, Any]:
-    """The plan entry behind ``NAME@BUDGET[,BUDGET]``: ``h2o@0.5,512``, ``module:Class@0.25``. ValueError if malformed."""
+    """The plan entry behind ``NAME@BUDGET[,BUDGET]``: ``h2o@0.5,512``, ``module:Class@0.25``. ValueError if bad."""
     name, at, budgets = text.rpartition("@")
     if not at or not name:
         raise ValueError(f"--policy {text!r}: give a name and budgets, for example h2o@0.5,512")

@@ -1,7 +1,7 @@
 """lm-eval requests as items: token ids, what is evicted, what is asked. Nothing is ever cut.
 
 What is evicted. Both kinds of request follow the ``whole_prompt`` protocol: the context (few-shot examples, document
-and question) is prefilled exactly, all but its last token; the policy evicts; then the last token is fed, and from there
+and question) is prefilled exactly, but for its last token; the policy evicts; the last token is fed; and from there
 
 - ``loglikelihood``: every continuation is fed whole on a fork of its own and scored teacher-forced. Holding the last
   token back matters: otherwise the first token of a continuation, often the only one, would come from the exact
@@ -98,7 +98,7 @@ def _item(origin: Origin, context: Ids, scoring: External, limit: int, until: tu
     if item.longest > longest:
         raise ValueError(
             f"task {origin.task}, document {origin.document}: needs {item.longest} positions ({len(context)} of "
-            f"prompt), the model has {longest}; kvgate never cuts a prompt: lower max_gen_toks or few-shot examples, or leave "
-            "such documents out"
+            f"prompt), the model has {longest}; kvgate never cuts a prompt: lower max_gen_toks or the examples, "
+            "or leave such documents out"
         )
     return item

@@ -62,8 +62,7 @@ class KvgateLM(TemplateLM):  # type: ignore[misc]  # lm_eval is untyped
     ) -> None:
         column = column_of(policy)
         loaded = load_model(pretrained, dtype=dtype, revision=revision, device=device)
-        found = [EXACT_COLUMN] if column == EXACT_COLUMN else [EXACT_COLUMN, column]
-        self._attach(Bench(loaded, found, Settings(page_size, prefill_chunk, batch_rows)), column.label)
+        self._attach(Bench(loaded, [column], Settings(page_size, prefill_chunk, batch_rows)), column.label)
 
     @classmethod
     def on(cls, bench: Bench, label: str) -> KvgateLM:

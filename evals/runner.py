@@ -209,7 +209,8 @@ class Runner:
 
     def _records(self, running: list[_Running]) -> list[CellRecord]:
         exact = {entry.item.item_hash: entry.resident for entry in running if entry.cell.policy is None}
-        return [self._record(entry, exact[entry.item.item_hash]) for entry in running]
+        # A unit without exact rows is run for its answers only, and gets on no leaderboard.
+        return [self._record(entry, exact.get(entry.item.item_hash, 0)) for entry in running]
 
     def _record(self, entry: _Running, exact_resident: int) -> CellRecord:
         cell, item, row = entry.cell, entry.item, entry.row

@@ -38,10 +38,11 @@ def build_parser() -> argparse.ArgumentParser:
     _add_canary(commands)
     _add_show(commands)
     _add_lists(commands)
-    from kvgate.evals import power_cli, prove_cli
+    from kvgate.evals import lm_eval_cli, power_cli, prove_cli
 
     power_cli.add_parser(commands)
     prove_cli.add_parser(commands)
+    lm_eval_cli.add_parser(commands)
     return parser
 
 
