@@ -41,6 +41,8 @@ def attention_tile(kind: Kind, head_dim: int, group: int, element_size: int, sin
     least = power_of_two(group)
     split = {"decode": 512, "short": 2048, "long": 0}[kind]
     if element_size == 4:
+        if kind == "long" and block_d > 128 and not sinks:
+            return Tile(max(16, least), 16, block_d, split, 8, 2)
         return Tile(max(16, least), 32, block_d, split, 8, 1)
     heavy = block_d > 128 or (block_d == 128 and sinks)
     if kind == "decode":
@@ -49,7 +51,9 @@ def attention_tile(kind: Kind, head_dim: int, group: int, element_size: int, sin
         return Tile(max(32, least), 32, block_d, split, 4, 2)
     if kind == "short":
         return Tile(max(64, least), 64, block_d, split, 4, 1)
-    return Tile(max(64 if block_d == 128 and paged else 128, least), 64, block_d, split, 8, 2)
+    if paged:  # with more rows or warps the compiler loads K and V in the dot's own layout, a few bytes at a time
+        return Tile(max(64, least), 64, block_d, split, 4, 3)
+    return Tile(max(128, least), 64, block_d, split, 8, 2)
 
 
 def mass_tile(head_dim: int, group: int, element_size: int) -> Tile:

@@ -265,6 +265,8 @@ def run(mutant: Mutant, timeout: int) -> str:
                 return "killed (ran out of time)"
             if done.returncode == 1:
                 return "killed"
+            if done.returncode < 0:
+                return "killed (crashed)"
             if done.returncode != 0:
                 raise RuntimeError((done.stdout + done.stderr).decode()[-2000:])
         return "survived"
