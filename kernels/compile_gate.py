@@ -4,7 +4,8 @@
 
 The real launchers run against a driver that compiles and launches nothing, so the configurations are those that the
 dispatcher chooses, with Triton's own specialisation. Gates: no spills, shared memory within the chip; where K and V
-have 16 bits, tensor core instructions and 16-byte loads; 16-byte loads in the mover for every dtype. Must run without TRITON_INTERPRET.
+have 16 bits, tensor core instructions and 16-byte loads; 16-byte loads in the mover for every dtype. Must run without
+TRITON_INTERPRET.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One set of arguments for all operations. `full`: bound, spans, sinks, soft cap and mass; else none."""
+    """One set of arguments for all operations; features, joined by "+": lower (and spans), sink, cap, mass."""
 
     head_dim: int
     dtype: str
     group: int
     page_size: int
-    full: bool
+    features: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,17 +131,20 @@ def source_hash() -> str:
 
 
 def cases() -> Iterator[Case]:
-    """All head dims and dtypes with and without every feature; all page sizes and groups on the common ones."""
+    """All head dims and dtypes with and without every feature; page sizes, groups and features on the common ones."""
     groups = {40: 2, 64: 3, 80: 5, 96: 1, 128: 4, 256: 8}
+    everything = "lower+sink+cap+mass"
     for dim, group in groups.items():
         for dtype in DTYPES:
-            for full in (False, True):
-                yield Case(dim, dtype, group, 16, full)
-    for size in (8, 32):
-        for dim in (64, 128):
-            yield Case(dim, "bf16", groups[dim], size, True)
+            for features in ("", everything):
+                yield Case(dim, dtype, group, 16, features)
+    for dim in (64, 128):
+        for size in (8, 32):
+            yield Case(dim, "bf16", groups[dim], size, everything)
+        for features in ("mass", "lower+mass", "lower+sink", "cap"):
+            yield Case(dim, "bf16", groups[dim], 16, features)
     for group in (1, 2, 5, 7, 8):
-        yield Case(128, "bf16", group, 16, True)
+        yield Case(128, "bf16", group, 16, everything)
 
 
 def run_case(case: Case) -> None:
@@ -155,21 +159,23 @@ def run_case(case: Case) -> None:
     table = torch.zeros((rows, heads, pages), dtype=torch.int32)
     cache = PagedKV(pool, pool.clone(), positions, table, table.clone(), torch.zeros((rows, heads), dtype=torch.int32))
 
+    mass = "mass" in case.features
+    has = case.features.split("+")
+
     def rules(count: int) -> Rules:
-        if not case.full:
-            return Rules(0.1)
         numbers = torch.zeros(count, dtype=torch.int32)
-        spans = torch.zeros((rows, 2, 2), dtype=torch.int32)
-        return Rules(0.1, numbers, spans, numbers[:rows].clone(), queries(count), 64, 30.0)
+        spans = torch.zeros((rows, 2, 2), dtype=torch.int32) if "lower" in has else None
+        ends, sinks = (numbers[:rows].clone(), queries(count)) if "sink" in has else (None, None)
+        return Rules(0.1, numbers if "lower" in has else None, spans, ends, sinks, 64, 30.0 if "cap" in has else None)
 
     def queries(count: int) -> Tensor:
         return torch.zeros((count, heads * case.group, case.head_dim), dtype=dtype)
 
-    triton_ops.decode(queries(rows), cache, torch.zeros(rows, dtype=torch.int32), rules(rows), case.full)
-    triton_ops.extend(queries(tokens), cache, torch.zeros(tokens, dtype=torch.int32), starts, rules(tokens), case.full)
+    triton_ops.decode(queries(rows), cache, torch.zeros(rows, dtype=torch.int32), rules(rows), mass)
+    positions_T = torch.zeros(tokens, dtype=torch.int32)
+    triton_ops.extend(queries(tokens), cache, positions_T, starts, rules(tokens), mass)
     new = torch.zeros((tokens, heads, case.head_dim), dtype=dtype)
-    capped = Rules(0.1, softcap=30.0 if case.full else None)
-    triton_ops.prefill(queries(tokens), new, new.clone(), capped, case.full)
+    triton_ops.prefill(queries(tokens), new, new.clone(), Rules(0.1, softcap=30.0 if "cap" in has else None), mass)
     pools = (pool, cache.v_pool_NSD, positions)
     ids = torch.zeros(16, dtype=torch.int32)
     slots = torch.zeros((tokens, heads), dtype=torch.int64)
