@@ -21,7 +21,7 @@ from kvgate.engine.models import load_model
 from kvgate.evals.cells import columns
 from kvgate.evals.checks import run_checks
 from kvgate.evals.config import RunConfig, SuiteChoice
-from kvgate.evals.finished import FinishedRun
+from kvgate.evals.finished import load_run
 from kvgate.evals.folder import CHECKS, LEADERBOARD, MANIFEST, SAMPLES, read_json, write_json, write_text
 from kvgate.evals.gates import load_gate
 from kvgate.evals.items import digest
@@ -78,10 +78,10 @@ def run_lm_eval(
         "items": len(records) // len(found),
         "provenance": provenance(loaded.info),
     }
-    board = FinishedRun(out, manifest, tuple(records), checks).leaderboard()
     write_json(out / MANIFEST, manifest)
     write_text(out / SAMPLES, "".join(record.to_json() + "\n" for record in records))
     write_json(out / CHECKS, checks)
+    board = load_run(out).leaderboard()
     write_json(out / LEADERBOARD, board)
     return board
 
