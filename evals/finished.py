@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kvgate.evals.cells import columns
-from kvgate.evals.config import parse_plan
-from kvgate.evals.folder import CHECKS, LEADERBOARD, MANIFEST, SAMPLES, read_json, read_samples
+from kvgate.evals.config import RunConfig, parse_plan
+from kvgate.evals.folder import CHECKS, LEADERBOARD, MANIFEST, SAMPLES, STOP, read_json, read_samples
 from kvgate.evals.gates import load_gate
 from kvgate.evals.leaderboard import build_leaderboard
 from kvgate.evals.records import SCHEMA_VERSION, CellRecord
@@ -17,17 +17,22 @@ from kvgate.evals.records import SCHEMA_VERSION, CellRecord
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """What a finished run's folder holds, all but its leaderboard."""
+    """What a finished run's folder holds, all but its leaderboard.
+
+    ``stop``: of a run that was to stop when decided, where and why it did.
+    """
 
     path: Path
     manifest: Mapping[str, Any]
     records: tuple[CellRecord, ...]
     checks: Mapping[str, Any]
+    stop: Mapping[str, Any] | None = None
 
     def leaderboard(self, gate: str | None = None) -> dict[str, Any]:
         """The leaderboard by the run's own gate, or by another."""
         chosen = load_gate(gate or self.manifest["plan"]["gate"])
-        return build_leaderboard(self.manifest, self.records, chosen, self.checks, oracle_reasons(self.manifest))
+        board = build_leaderboard(self.manifest, self.records, chosen, self.checks, oracle_reasons(self.manifest))
+        return {**board, "stopped": {**self.stop, "open": list(self.stop["open"])}} if self.stop else board
 
 
 def load_run(path: Path) -> FinishedRun:
@@ -42,19 +47,25 @@ def load_run(path: Path) -> FinishedRun:
     foreign = [record for record in records if record.config_hash != manifest["config_hash"]]
     if foreign or not records:
         raise ValueError(f"{path / SAMPLES}: {len(foreign)} of {len(records)} samples do not belong to this run")
-    return FinishedRun(path, manifest, records, checks)
+    stop = read_json(path / STOP) if manifest["plan"].get("until_decided") else None
+    return FinishedRun(path, manifest, records, checks, stop)
 
 
 def oracle_reasons(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Labels the plan declares as oracles, and why that makes them invalid."""
+    config = recorded_plan(manifest)
+    reason = "declared an oracle: it reads what a policy may not"
+    return {column.label: reason for column in columns(config) if column.oracle}
+
+
+def recorded_plan(manifest: Mapping[str, Any]) -> RunConfig:
+    """The plan a manifest records. JSON made the lengths of its counts to text."""
     plan = dict(manifest["plan"])
     plan["suites"] = [
         {**suite, "counts": {int(length): count for length, count in suite["counts"].items()}}
         for suite in plan["suites"]
     ]
-    config = parse_plan(plan, "run.json: plan")
-    reason = "declared an oracle: it reads what a policy may not"
-    return {column.label: reason for column in columns(config) if column.oracle}
+    return parse_plan(plan, "run.json: plan")
 
 
 def stored_leaderboard(path: Path) -> dict[str, Any]:
