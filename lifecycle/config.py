@@ -19,7 +19,7 @@ class AdmissionConfig:
         watermark_per_level: extra pages kept free of a request for each priority level under the most urgent (0).
         watermark_max: the most that watermark may reach.
         z: standard deviations added to the expected demand (0: plan with the mean).
-        points: points of the demand forecast.
+        points: points of the demand forecast. outlook_rounds: rounds between two rebuilds of it.
         max_bypass: requests that may start before a head that does not fit, then the line is held for it.
         bypass_reach: how far behind the heads of the line to look for one that fits.
         resume_rounds: rounds after which a preempted request only needs to fit now, whatever the forecast says.
@@ -30,6 +30,7 @@ class AdmissionConfig:
     watermark_max: float = 0.04
     z: float = 0.0
     points: int = 32
+    outlook_rounds: int = 4
     max_bypass: int = 64
     bypass_reach: int = 16
     resume_rounds: int = 400
@@ -46,7 +47,7 @@ class EstimatorConfig:
     """
 
     bins: int = 64
-    prior_mean: float = 0.33
+    prior_mean: float = 0.28
     prior_weight: float = 4.0
     memory: float = 400.0
     refresh_rounds: int = 16

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Singles = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -52,18 +53,24 @@ def grid(horizon: int, points: int) -> Floats:
     return np.floor(horizon * np.linspace(0.0, 1.0, points) ** 2)
 
 
-def demand(group: Group, survival: Floats, at: Floats, page_size: int) -> Demand:
-    """Expected blocks of ``group`` at the rounds ``at``, from survival curves ``[accounts, bins + 1]``."""
+def expectation(group: Group, survival: Floats, at: Floats, page_size: int) -> tuple[Singles, Singles]:
+    """Chance of being alive and blocks held then, fp32 ``[N, T]`` each, of each request at the rounds ``at``.
+
+    ``survival`` ``[accounts, bins + 1]`` are the estimator's curves.
+    """
     bins = survival.shape[1] - 1
-    scale = bins / group.bound
-    now = (group.generated * scale).astype(np.int64)
-    then = np.minimum(((group.generated[:, None] + at) * scale[:, None]).astype(np.int64), bins)
-    alive = survival[group.account, np.minimum(now, bins - 1)]
-    chance = survival[group.account[:, None], then] / np.maximum(alive, 1e-9)[:, None]
-    caution = np.minimum(1.0, 2.0 * group.prompt / (group.prompt + group.bound))[:, None]
+    curves = survival.astype(np.float32).ravel()
+    start = group.account.astype(np.int32) * (bins + 1)
+    ahead = at.astype(np.float32)
+    scale = (bins / group.bound).astype(np.float32)
+    share = group.generated * scale
+    then = np.minimum((share[:, None] + ahead * scale[:, None]).astype(np.int32), bins)
+    alive = curves.take(start + np.minimum(share.astype(np.int32), bins - 1))
+    chance = curves.take(start[:, None] + then) / np.maximum(alive, np.float32(1e-9))[:, None]
+    caution = np.minimum(1.0, 2.0 * group.prompt / (group.prompt + group.bound)).astype(np.float32)[:, None]
     chance += caution * ((then < bins) - chance)
-    blocks = np.ceil((group.length[:, None] + at) / page_size)
+    blocks = np.ceil((group.length.astype(np.float32)[:, None] + ahead) * np.float32(1.0 / page_size))
     if group.cap.any():
-        blocks = np.minimum(blocks, np.where(group.cap > 0, group.cap, np.inf)[:, None])
-    mean = chance * blocks
-    return Demand(mean.sum(0), (mean * blocks * (1.0 - chance)).sum(0))
+        most = np.where(group.cap > 0, group.cap, np.inf).astype(np.float32)
+        blocks = np.minimum(blocks, most[:, None])
+    return chance, blocks

@@ -5,6 +5,8 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +15,26 @@ from kvgate.lifecycle.requests import Requests
 from kvgate.lifecycle.tenants import Tenants
 
 _Key = tuple[bool, int, float, int]
+NOBODY = 2**31 - 1  # no priority is that high
+
+
+@dataclass
+class Bar:
+    """Set while the line is looked at: requests of priority ``level`` and above (less urgent) wait this round."""
+
+    level: int = NOBODY
+
+    def lower(self, level: int) -> None:
+        """Let only requests more urgent than ``level`` pass from now on."""
+        self.level = min(self.level, level)
 
 
 class Line:
     """Waiting slots, first come first served within (tenant, priority), merged by level and virtual counter.
 
-    The level of a queue is its priority, lifted by one for every ``aging_rounds`` its head has waited. Order: tenants
-    under their minimum share, then level, then the tenant's virtual counter, then arrival.
+    The level of a queue is its priority, lifted by one for every ``aging_rounds`` its head has waited. Order: preempted
+    requests that are overdue, then tenants under their minimum share, then level, then the tenant's virtual counter,
+    then arrival.
     """
 
     def __init__(self, requests: Requests, tenants: Tenants, aging_rounds: int, resume_rounds: int) -> None:
@@ -28,6 +43,7 @@ class Line:
         self._aging = aging_rounds
         self._resume = resume_rounds
         self._queues: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self._resuming: dict[int, None] = {}  # preempted slots, in the order in which they began to wait
         self._size = 0
 
     def __len__(self) -> int:
@@ -37,6 +53,8 @@ class Line:
         """Add a slot at its place of arrival."""
         insort(self._queues.setdefault(self._queue(slot), []), (int(self._requests.seq[slot]), slot))
         self._size += 1
+        if self._requests.preemptions[slot] > 0:
+            self._resuming[slot] = None
 
     def remove(self, slot: int) -> None:
         """Take a slot out; raises KeyError if it does not stand in the line."""
@@ -50,6 +68,7 @@ class Line:
         if not queue:
             del self._queues[name]
         self._size -= 1
+        self._resuming.pop(slot, None)
 
     def level(self, slot: int, round_: int) -> int:
         """Its priority, lifted by waiting; an overdue request stands with the most urgent."""
@@ -63,8 +82,13 @@ class Line:
         requests = self._requests
         return bool(requests.preemptions[slot] > 0 and round_ - int(requests.since[slot]) >= self._resume)
 
-    def candidates(self, round_: int) -> Iterator[int]:
-        """Slots in the order they should be looked at; slots may be removed while iterating."""
+    def candidates(self, round_: int, bar: Bar) -> Iterator[int]:
+        """Slots in the order they should be looked at; slots may be removed, and the bar lowered, meanwhile."""
+        overdue = list(takewhile(lambda slot: self.overdue(slot, round_), self._resuming))
+        for slot in overdue:
+            if self._requests.priority[slot] < bar.level:
+                yield slot
+        first = set(overdue)
         under = self._tenants.under_share()
         heap: list[tuple[_Key, int, list[tuple[int, int]]]] = []
         for queue in self._queues.values():
@@ -72,14 +96,15 @@ class Line:
         heapq.heapify(heap)
         while heap:
             _, at, queue = heapq.heappop(heap)
-            if at >= len(queue):
+            if at >= len(queue) or self._requests.priority[queue[at][1]] >= bar.level:
                 continue
             entry = queue[at]
             fresh = self._key(entry, under, round_)
             if heap and heap[0][0] < fresh:  # its tenant was served since: back into the heap
                 heapq.heappush(heap, (fresh, at, queue))
                 continue
-            yield entry[1]
+            if entry[1] not in first:
+                yield entry[1]
             if at < len(queue) and queue[at] == entry:
                 at += 1
             if at < len(queue):

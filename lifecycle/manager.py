@@ -17,6 +17,7 @@ from kvgate.lifecycle.config import ManagerConfig
 from kvgate.lifecycle.estimator import LengthEstimator
 from kvgate.lifecycle.line import Line
 from kvgate.lifecycle.observer import NullObserver, Observer
+from kvgate.lifecycle.outlook import Outlook
 from kvgate.lifecycle.plan import Plan, Preempted
 from kvgate.lifecycle.requests import Requests
 from kvgate.lifecycle.scheduler import Round
@@ -53,6 +54,12 @@ class Manager:
         self.tenants = Tenants(config.tenants, config.fair)
         self.line = Line(self.requests, self.tenants, config.aging_rounds, config.admission.resume_rounds)
         self.estimator = LengthEstimator(config.estimator)
+        self.outlook = Outlook(
+            config.admission.points,
+            config.page_size,
+            config.admission.outlook_rounds,
+            variance=config.admission.z != 0.0,
+        )
         self.round = 0
         self.running: Slots = np.zeros(0, np.int64)
         self._exports: dict[int, set[int]] = {}

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgate.lifecycle import admission, forecast, preemption, recovery
+from kvgate.lifecycle import admission, preemption, recovery
 from kvgate.lifecycle.admission import Ask, Decision, Outcome, Reason, Room
 from kvgate.lifecycle.forecast import Demand, Group
+from kvgate.lifecycle.line import Bar
 from kvgate.lifecycle.plan import Plan, Preempted
 from kvgate.lifecycle.preemption import Candidates
 from kvgate.lifecycle.store import Slots
@@ -39,7 +40,7 @@ class Round:
         self.rows: Slots = manager.running
         self.tokens = np.zeros(0, np.int32)
         self._demand: dict[int, Demand] = {}
-        self._at = np.zeros(0)
+        self._futile: list[tuple[int, int]] = []
         self._least: int | None = None
 
     def build(self) -> Plan:
@@ -149,8 +150,9 @@ class Round:
         config = self.m.config.admission
         head: int | None = None
         missed = 0
+        bar = Bar()
         bound_to_wait = {p.id for p in self.preempted}
-        for slot in self.m.line.candidates(self.m.round):
+        for slot in self.m.line.candidates(self.m.round, bar):
             if self.budget <= 0 or missed > config.bypass_reach:
                 break
             if self.m.requests.spec(slot).id in bound_to_wait:
@@ -165,7 +167,10 @@ class Round:
             elif decision.reason not in _QUOTAS:
                 missed += 1
                 head = slot if head is None else head
-            if head is not None and (self._overdue(head) or self.m.requests.bypassed[head] >= config.max_bypass):
+                # Nobody less urgent may pass an overdue request, nor make room where no slot is left.
+                if decision.reason is Reason.NO_SLOT or self._overdue(slot):
+                    bar.lower(int(self.m.requests.priority[slot]))
+            if head is not None and self.m.requests.bypassed[head] >= config.max_bypass:
                 break
 
     def _overdue(self, slot: int) -> bool:
@@ -216,12 +221,13 @@ class Round:
 
     def _start(self, slot: int, decision: Decision) -> None:
         cap = self._cap(slot) if decision.outcome is Outcome.DEGRADE else 0
-        group = self._group(np.array([slot]), cap)
         if self.m.start(slot, cap):
             self.restored.append(slot)
+        alone = np.array([slot])
+        self.m.outlook.add(alone, self._group(alone), self.m.estimator.survival)
         for level, known in self._demand.items():
             if self.m.requests.rank[slot] <= level:
-                self._demand[level] = known + self._of(group)
+                self._demand[level] = known + self.m.outlook.total(alone)
         requests = self.m.requests
         want = int(requests.prompt[slot] + requests.generated[slot] - requests.computed[slot])
         chunk = min(self.budget, want)
@@ -244,23 +250,20 @@ class Round:
             caps,
         )
 
-    def _of(self, group: Group) -> Demand:
-        return forecast.demand(group, self.m.estimator.survival, self._at, self.m.config.page_size)
-
     def _peak_with(self, slot: int, cap: int) -> float:
         """Peak of the demand that this request competes with: its own and that of no less urgent running ones."""
-        requests = self.m.requests
+        m, requests = self.m, self.m.requests
         level = int(requests.priority[slot])
-        if len(self._at) == 0:
-            live = self.m.running
-            left = requests.bound[live] - requests.generated[live]
-            horizon = max(int(left.max(initial=1)), int(requests.bound[slot]))
-            self._at = forecast.grid(horizon, self.m.config.admission.points)
+        horizon = int(requests.bound[slot])
+        if m.outlook.stale(m.round, horizon):
+            left = requests.bound[m.running] - requests.generated[m.running]
+            horizon = max(int(left.max(initial=1)), horizon)
+            m.outlook.rebuild(m.round, horizon, m.running, self._group(m.running), m.estimator.survival)
+            self._demand.clear()
         if level not in self._demand:
-            live = self.m.running
-            self._demand[level] = self._of(self._group(live[requests.rank[live] <= level]))
-        total = self._demand[level] + self._of(self._group(np.array([slot]), cap))
-        return total.peak(self.m.config.admission.z)
+            self._demand[level] = m.outlook.total(m.running[requests.rank[m.running] <= level])
+        total = self._demand[level] + m.outlook.of(self._group(np.array([slot]), cap), m.estimator.survival)
+        return total.peak(m.config.admission.z)
 
     # -- room for urgent requests -----------------------------------------------------------------------------------
 
@@ -272,22 +275,27 @@ class Round:
         mine = int(requests.priority[slot])
         if decision.reason is Reason.FORECAST or self._lowest() <= mine:
             return False
+        need = self._blocks_short(slot)
+        if any(mine >= level and need >= blocks for level, blocks in self._futile):
+            return False  # this round's victims did not suffice for less
         aged = requests.rank[live] != requests.priority[live]
         ripe = ~aged | (m.round - requests.since[live] >= weights.protect_rounds)
         lower = live[(requests.rank[live] > mine) & ripe & (requests.preemptions[live] < weights.max_preemptions)]
-        if len(lower) == 0:
+        if need <= m.store.soon() and len(m.running) < m.config.max_running:
             return False
-        ask, room, _ = self._ask(slot)
-        kept = admission.watermark(ask.level, room.total, m.config.admission)
-        need = max(1, ask.now + kept - room.available)
-        if need <= m.store.soon() and room.running < room.max_running:
-            return False
-        victims = preemption.choose(self._candidates(lower), need, weights)
+        victims = preemption.choose(self._candidates(lower), need, weights) if len(lower) else ()
+        if not victims:
+            self._futile.append((mine, need))
         for victim in victims:
             at = np.flatnonzero(self.rows == victim.slot)
             self.budget += int(self.tokens[at].sum())
             self._drop(victim.slot, f"for more urgent {requests.spec(slot).id}: {victim.why}")
         return bool(victims)
+
+    def _blocks_short(self, slot: int) -> int:
+        ask, room, _ = self._ask(slot)
+        kept = admission.watermark(ask.level, room.total, self.m.config.admission)
+        return max(1, ask.now + kept - room.available)
 
     def _lowest(self) -> int:
         """The least urgent rank that runs; looked up once a round, so it may name one that has just been preempted."""

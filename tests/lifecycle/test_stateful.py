@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -423,6 +423,8 @@ def _run(examples: int, steps: int) -> None:
         database=None,
         suppress_health_check=list(HealthCheck),
         print_blob=False,
+        # Shrinking a failure takes minutes; the mutants only need to know that there is one.
+        phases=[Phase.generate] if "KVGATE_STATEFUL_EXAMPLES" in os.environ else list(Phase),
     )
     run_state_machine_as_test(Lifecycle, settings=profile)  # type: ignore[no-untyped-call]
 
