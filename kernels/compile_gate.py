@@ -249,6 +249,9 @@ def run(architectures: list[int], only: str) -> list[Compiled]:
             seen |= {id(built) for _, built in fresh}
             new = [measure(name, case, arch, built) for name, built in fresh]
             records += new
+            for record in new:
+                for fault in record.faults():
+                    print(f"FAULT {record.kernel} sm_{record.arch} {record.case} {record.constants}: {fault}")
             faulty = sum(bool(record.faults()) for record in new)
             print(
                 f"sm_{arch} {case}: {len(new)} kernels, {faulty} faulty, {time.perf_counter() - began:.0f} s",
@@ -269,9 +272,7 @@ def main() -> int:
     if os.environ.get("TRITON_INTERPRET") == "1":
         parser.error("TRITON_INTERPRET is set: nothing would be compiled; unset it")
     records = run([int(arch) for arch in arguments.arch.split(",")], arguments.only)
-    broken = [(record, fault) for record in records for fault in record.faults()]
-    for record, fault in broken:
-        print(f"FAULT {record.kernel} sm_{record.arch} {record.case} {record.constants}: {fault}")
+    broken = [record for record in records if record.faults()]
     print(f"triton {triton.__version__}: {len(records)} configurations, {len(broken)} faults")
     if arguments.out:
         body = {"schema_version": 1, "triton": triton.__version__, "source_hash": source_hash()}

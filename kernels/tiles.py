@@ -47,7 +47,7 @@ def attention_tile(kind: Kind, head_dim: int, group: int, element_size: int, sin
     heavy = block_d > 128 or (block_d == 128 and sinks)
     if kind == "decode":
         return Tile(max(16, least), 32 if heavy else 64, block_d, split, 4, 1)
-    if block_d > 128 or (heavy and kind == "short"):
+    if block_d > 128 or (sinks and kind == "short"):
         return Tile(max(32, least), 32, block_d, split, 4, 2)
     if kind == "short":
         return Tile(max(64, least), 64, block_d, split, 4, 1)
