@@ -43,10 +43,9 @@ def attention_tile(kind: Kind, head_dim: int, group: int, element_size: int, sin
     if element_size == 4:
         if kind == "long" and block_d > 128 and not sinks:
             return Tile(max(16, least), 16, block_d, split, 8, 2)
-        return Tile(max(16, least), 32, block_d, split, 8, 1)
-    heavy = block_d > 128 or (block_d == 128 and sinks)
+        return Tile(max(16, least), 16 if sinks and block_d <= 64 else 32, block_d, split, 8, 1)
     if kind == "decode":
-        return Tile(max(16, least), 32 if heavy else 64, block_d, split, 4, 1)
+        return Tile(max(16, least), 32 if sinks or block_d > 128 else 64, block_d, split, 4, 1)
     if block_d > 128 or (sinks and kind == "short"):
         return Tile(max(32, least), 32, block_d, split, 4, 2)
     if kind == "short":
