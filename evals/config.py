@@ -49,6 +49,18 @@ class SuiteChoice:
 
 
 @dataclass(frozen=True)
+class UntilDecided:
+    """Stop a run as soon as its verdicts are settled; see :mod:`kvgate.evals.until`.
+
+    ``items``: at most this many; None: all that the suites make. ``minutes``: begin no further round after this long;
+    where that ends a run, its result depends on the machine.
+    """
+
+    items: int | None = None
+    minutes: float | None = None
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """Everything that decides a run's outcome.
 
@@ -56,6 +68,7 @@ class RunConfig:
         model: "embedded", a local folder or a hub id. ``revision``: hub revision. ``dtype``: weights and cache.
         batch_rows: most rows of one decode batch. ``pages``: pool size; 0: as many as a batch can need.
         gate: name or file of the gate the verdicts are made with.
+        until_decided: look after every round and stop when nothing is open; None: run everything.
     """
 
     name: str
@@ -70,6 +83,7 @@ class RunConfig:
     prefill_chunk: int = 2048
     batch_rows: int = 48
     pages: int = 0
+    until_decided: UntilDecided | None = None
 
 
 def shipped(folder: str) -> list[str]:
@@ -117,7 +131,23 @@ def parse_plan(raw: Mapping[str, Any], where: str) -> RunConfig:
     for key in ("name", "model", "dtype", "gate"):
         if key in values and (not isinstance(values[key], str) or not values[key]):
             raise ValueError(f"{where}: {key} is {values[key]!r}; give a text")
+    values["until_decided"] = _until(values.get("until_decided"), f"{where}: until_decided")
     return RunConfig(**values)
+
+
+def _until(raw: Any, where: str) -> UntilDecided | None:
+    if raw is None or raw is False:
+        return None
+    if raw is not True and not isinstance(raw, dict):
+        raise ValueError(f"{where} is {raw!r}; give true, or a mapping with items and minutes")
+    values = {} if raw is True else _fields(UntilDecided, raw, where)
+    if values.get("items") is not None:
+        _whole(values["items"], 1, f"{where}: items")
+    minutes = values.get("minutes")
+    number = isinstance(minutes, int | float) and not isinstance(minutes, bool)
+    if minutes is not None and not (number and math.isfinite(minutes) and minutes > 0):
+        raise ValueError(f"{where}: minutes is {minutes!r}; give a number above 0")
+    return UntilDecided(**values)
 
 
 def policy_entry(text: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import ClassVar
 
 from kvgate.evals.chat import Tokens
@@ -58,14 +59,20 @@ class FidelitySuite(Generated):
 
     def _summary(self, tokens: Tokens, spot: Spot) -> tuple[Ids, Ids, str]:
         head = tokens.join(tokens.chat.start(), "Read this text.\n")
-        laid = lay(prose(tokens, spot.rng, spot.length), [], spot.length - len(head))
         question = tokens.join("\n\n", "Say in a few sentences what the text above is about.", tokens.chat.speak)
-        return head + laid.ids, question, "prose"
+        return head + _text(tokens, spot, spot.length - len(head)), question, "prose"
 
 
 def _prose(tokens: Tokens, spot: Spot) -> tuple[Ids, str]:
     room = spot.length + OPENING - len(tokens.bos)
-    return tokens.bos + lay(prose(tokens, spot.rng, room), [], room).ids, "prose"
+    return tokens.bos + _text(tokens, spot, room), "prose"
+
+
+def _text(tokens: Tokens, spot: Spot, room: int) -> Ids:
+    """``room`` ids of prose that ends behind any sentence: two items from one passage are still two texts."""
+    pieces = prose(tokens, spot.rng, 2 * room)
+    ends = [end for end, size in enumerate(accumulate(map(len, pieces)), 1) if size >= room]
+    return lay(pieces[: spot.rng.choice(ends)], [], room).ids
 
 
 def _code(tokens: Tokens, spot: Spot) -> tuple[Ids, str]:

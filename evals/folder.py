@@ -17,6 +17,7 @@ MANIFEST = "run.json"
 SAMPLES = "samples.jsonl"
 CHECKS = "checks.json"
 LEADERBOARD = "leaderboard.json"
+STOP = "stop.json"
 # What must agree before a run may go on in the same folder, and how to name it.
 _MUST_AGREE = (("config_hash", "plan or model"), ("code_hash", "kvgate code"), ("packages", "package versions"))
 

@@ -13,8 +13,8 @@ from kvgate.evals.cells import Column, Unit, columns, units
 from kvgate.evals.chat import Tokens
 from kvgate.evals.checks import run_checks
 from kvgate.evals.config import RunConfig, SuiteChoice
-from kvgate.evals.finished import FinishedRun
-from kvgate.evals.folder import CHECKS, LEADERBOARD, MANIFEST, RunFolder, read_json, write_json
+from kvgate.evals.finished import FinishedRun, oracle_reasons
+from kvgate.evals.folder import CHECKS, LEADERBOARD, MANIFEST, STOP, RunFolder, read_json, write_json
 from kvgate.evals.gates import load_gate
 from kvgate.evals.items import Item, digest
 from kvgate.evals.provenance import provenance
@@ -22,19 +22,28 @@ from kvgate.evals.records import SCHEMA_VERSION, CellRecord
 from kvgate.evals.runner import Runner, pages_needed
 from kvgate.evals.suites.base import Order
 from kvgate.evals.suites.catalog import suite_class
+from kvgate.evals.until import Watch, items_in, round_units, rounds
 from kvgate.lifecycle.tables import Geometry
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A plan with its model loaded and its items made: everything that can be refused has been."""
+    """A plan with its model loaded and its items made: everything that can be refused has been.
+
+    ``batches``: units that belong together: all of them, or those of each round of a run that stops when decided.
+    """
 
     config: RunConfig
     loaded: LoadedModel
     items: tuple[Item, ...]
     columns: tuple[Column, ...]
-    units: tuple[Unit, ...]
+    batches: tuple[tuple[Unit, ...], ...]
     manifest: dict[str, Any]
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """In the order they are run."""
+        return tuple(unit for batch in self.batches for unit in batch)
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,7 @@ class Progress:
 
 def prepare(config: RunConfig) -> Prepared:
     """Load the model, make the items, resolve every budget. ValueError for anything that could not run."""
-    load_gate(config.gate)
+    gate = load_gate(config.gate)
     found = columns(config)
     for choice in config.suites:
         suite_class(choice.name)
@@ -74,7 +83,13 @@ def prepare(config: RunConfig) -> Prepared:
         "items": len(items),
         "provenance": origin,
     }
-    made = tuple(units(items, found, config.batch_rows, fingerprint))
+    until = config.until_decided
+    if until is None:
+        made: tuple[tuple[Unit, ...], ...] = (tuple(units(items, found, config.batch_rows, fingerprint)),)
+    else:
+        made = round_units(rounds(items, gate, config.seed), found, config.batch_rows, fingerprint)
+        if until.items is not None and until.items < (first := items_in(made[0])):
+            raise ValueError(f"plan {config.name}: a cap of {until.items} items; the first round alone has {first}")
     prepared = Prepared(config, loaded, tuple(items), tuple(found), made, manifest)
     if 0 < config.pages < (needed := most_pages(prepared)):
         raise ValueError(f"plan {config.name}: pages is {config.pages}, a batch may need {needed}; use 0 or that many")
@@ -119,25 +134,40 @@ def execute(
     total = sum(len(unit.cells) for unit in prepared.units)
     resumed = len(records)
     report(Progress(resumed, total, 0, "resumed" if resumed else "started"))
-    for unit in _remaining(prepared.units, resumed):
-        made = runner.run(unit)
-        folder.append(made)
-        records += made
-        first = unit.items[0]
-        report(Progress(len(records), total, len(records) - resumed, f"{first.suite} {first.length}"))
-    checks = _checks(folder, runner, prepared.units, records, report)
-    finished = FinishedRun(out, read_json(out / MANIFEST), tuple(records), checks)
+    watch = _watch(prepared, folder)
+    ran: list[Unit] = []
+    at = 0
+    for batch in prepared.batches:
+        if watch is not None and watch.over(batch):
+            break
+        start, before = at, len(records)
+        for unit in batch:
+            if at == len(records):
+                made = runner.run(unit)
+                folder.append(made)
+                records += made
+                first = unit.items[0]
+                report(Progress(len(records), total, len(records) - resumed, f"{first.suite} {first.length}"))
+            at += len(unit.cells)
+            ran.append(unit)
+        if watch is not None and watch.look(batch, records[start:at], fresh=len(records) > before):
+            break
+    if watch is not None:
+        write_json(out / STOP, watch.stop)
+    checks = _checks(folder, runner, ran, records, report)
+    finished = FinishedRun(out, read_json(out / MANIFEST), tuple(records), checks, watch.stop if watch else None)
     leaderboard = finished.leaderboard()
     write_json(out / LEADERBOARD, leaderboard)
     return leaderboard
 
 
-def _remaining(all_units: Sequence[Unit], done: int) -> Sequence[Unit]:
-    for index, unit in enumerate(all_units):
-        if done <= 0:
-            return all_units[index:]
-        done -= len(unit.cells)
-    return ()
+def _watch(prepared: Prepared, folder: RunFolder) -> Watch | None:
+    config = prepared.config
+    if config.until_decided is None:
+        return None
+    declared = oracle_reasons(read_json(folder.path / MANIFEST))
+    stopped = read_json(folder.path / STOP) if (folder.path / STOP).exists() else None
+    return Watch(load_gate(config.gate), config.until_decided, len(prepared.items), declared, stopped)
 
 
 def _checks(

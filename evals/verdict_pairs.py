@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from kvgate.evals.records import CellRecord
 
@@ -82,7 +82,20 @@ def pairs_of(row: Row) -> list[Pair]:
     return [Pair(exact[cell.item_hash], cell, names[cell.item_hash]) for cell in row.cells]
 
 
-def merged_clusters(cells: Sequence[CellRecord]) -> dict[str, str]:
+class Member(Protocol):
+    """An item or a record of one: what says which observations depend on each other."""
+
+    @property
+    def suite(self) -> str: ...
+    @property
+    def cluster(self) -> str: ...
+    @property
+    def context_hash(self) -> str: ...
+    @property
+    def item_hash(self) -> str: ...
+
+
+def merged_clusters(cells: Sequence[Member]) -> dict[str, str]:
     """Item hash to cluster. Items of a suite that name the same cluster or share a context are one cluster.
 
     A shared context makes items dependent whatever a suite calls its clusters, so both links are followed.

@@ -38,10 +38,11 @@ def build_parser() -> argparse.ArgumentParser:
     _add_canary(commands)
     _add_show(commands)
     _add_lists(commands)
-    from kvgate.evals import lm_eval_cli, power_cli, prove_cli
+    from kvgate.evals import lm_eval_cli, power_cli, prove_cli, report
 
     power_cli.add_parser(commands)
     prove_cli.add_parser(commands)
+    report.add_parser(commands)
     lm_eval_cli.add_parser(commands)
     return parser
 
@@ -80,6 +81,11 @@ def _add_run(commands: Any) -> None:
         help="instead of the plan's policies: a policy name, configs/policies name or module:Class, with budgets; "
         "may be given several times, for example h2o@0.5,0.25 or mine.policies:Mine@512",
     )  # fmt: skip
+    parser.add_argument("--until-decided", action="store_true", help="stop as soon as no verdict is open")
+    parser.add_argument("--max-items", type=int, help="with --until-decided: run at most this many items")
+    parser.add_argument(
+        "--max-minutes", type=float, help="with --until-decided: begin no further round after this long"
+    )
     parser.add_argument("--enforce", action="store_true", help="exit 1 unless every policy row is enabled")
     parser.add_argument("--json", action="store_true", help="print the leaderboard as JSON instead of tables")
     parser.set_defaults(run=_run)
@@ -94,6 +100,10 @@ def _run(options: argparse.Namespace) -> int:
     overrides: dict[str, Any] = {key: getattr(options, key) for key in keys if getattr(options, key) is not None}
     if options.policy:
         overrides["policies"] = [policy_entry(text) for text in options.policy]
+    if options.until_decided:
+        overrides["until_decided"] = {"items": options.max_items, "minutes": options.max_minutes}
+    elif options.max_items is not None or options.max_minutes is not None:
+        raise ValueError("--max-items and --max-minutes cap a run with --until-decided; add it")
     config = load_plan(options.plan, overrides)
     out = options.out or Path("results") / config.name
     _writable(out)
@@ -240,6 +250,10 @@ def _print_board(board: dict[str, Any], *, as_json: bool, reasons: bool) -> None
 
     console = Console(width=None if sys.stdout.isatty() else 150)
     print_leaderboard(board, console, reasons=reasons)
+    if "stopped" in board:
+        from kvgate.evals.until import describe
+
+        console.print(describe(board["stopped"]), highlight=False)
 
 
 def _enforced(board: dict[str, Any], enforce: bool) -> int:
