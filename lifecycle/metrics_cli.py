@@ -29,6 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--address", default="127.0.0.1", help="interface to listen on")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long to serve after the replay is done")
     parser.add_argument("--once", action="store_true", help="print the metrics after the replay and leave")
+    parser.set_defaults(run=main)
     return parser
 
 

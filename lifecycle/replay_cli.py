@@ -39,6 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--ttft-bound", type=float, default=None, help="time to first token that counts as good")
     parser.add_argument("--seed", type=int, default=0, help="for generated workloads")
     parser.add_argument("--json", type=Path, default=None, help="write the figures here")
+    parser.set_defaults(run=main)
     return parser
 
 

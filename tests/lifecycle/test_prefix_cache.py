@@ -199,7 +199,8 @@ def test_public_traces_meet_the_published_figures_and_beat_lru(trace: str) -> No
     arrivals, unit = load_workload(TRACES / f"mooncake_{trace}_trace.jsonl")
     assert unit == "ms"
     published = {"conversation": (4.5, 6.5, 21.2, 32.6), "synthetic": (8.4, 19.1, 42.4, 62.4)}[trace]
-    for capacity, expected in zip((1000, 3000, 10_000, 30_000), published, strict=True):
+    sizes = (1000, 3000, 10_000, 30_000)
+    for capacity, expected in zip(sizes, published, strict=True):
         lru = replay(arrivals, "lru", capacity).rate
         value = replay(arrivals, "value_density", capacity).rate
         assert round(100 * lru, 1) == expected
