@@ -115,7 +115,7 @@ def move_findings(device: torch.device, backend: Backend) -> Iterator[Finding]:
         ids = torch.tensor([30, 4, 17], dtype=torch.int32)
         for pools, name in ((want, "torch"), (got, backend)):
             here = pools[2].device
-            choice: Backend = "torch" if name == "torch" else "triton"
+            choice: Backend = "torch" if name == "torch" else backend
             ops.copy_slots(src.to(here), dst.to(here), *pools, backend=choice)
             ops.append_kv(k.to(here), v.to(here), at.to(here), slots.to(here), *pools, backend=choice)
             ops.copy_pages(ids.to(here), ids.to(here) + 1, *pools, backend=choice)
@@ -165,7 +165,7 @@ def main() -> int:
         return 2
     began = time.perf_counter()
     device = torch.device(arguments.device)
-    backends: list[Backend] = ["triton"] if device.type == "cuda" else ["torch"]
+    backends: list[Backend] = ["triton"] if device.type == "cuda" else ["native", "torch"]
     if device.type == "cpu" and ops.interpreted():
         backends.append("triton")
     findings: list[Finding] = []

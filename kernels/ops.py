@@ -1,8 +1,10 @@
 """The public operations: one function each, checked arguments, Triton on CUDA and torch on the CPU.
 
-Shapes are in the legend of `kvgate.kernels.types`. Every function takes `backend`: "torch", "triton" or None (the
-environment's KVGATE_BACKEND if set, else by device). Bad arguments raise ValueError and change nothing. Floating point
-tensors are float32, float16 or bfloat16, K, V and queries alike; fp8 and learned sink logits are refused by name.
+Shapes are in the legend of `kvgate.kernels.types`. Every function takes `backend`: "torch", "triton", "native" or None
+(the environment's KVGATE_BACKEND if set, else triton on CUDA and native elsewhere). native is torch, but for decode in
+fp32 and bf16 by the compiled `decode.c` wherever a C compiler could build it. Bad arguments raise ValueError and change
+nothing. Floating point tensors are float32, float16 or bfloat16, K, V and queries alike; fp8 and learned sink logits
+are refused by name.
 """
 
 from __future__ import annotations
@@ -10,12 +12,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from typing import Protocol, cast
+from typing import Protocol, cast, get_args
 
 import torch
 from torch import Tensor
 
-from kvgate.kernels import checks, torch_ops, torch_pages
+from kvgate.kernels import checks, native, torch_ops, torch_pages
 from kvgate.kernels.types import Attention, Backend, PagedKV, Pools, Rules
 
 
@@ -44,9 +46,9 @@ class _PagesBackend(Protocol):
 
 
 def choose_backend(backend: Backend | None, device: torch.device) -> Backend:
-    """`backend` if given, else KVGATE_BACKEND, else triton on CUDA and torch elsewhere. ValueError for other names."""
-    name = backend or os.environ.get("KVGATE_BACKEND") or ("triton" if device.type == "cuda" else "torch")
-    checks.require(name in ("torch", "triton"), f"backend {name!r} is unknown: torch or triton")
+    """`backend` if given, else KVGATE_BACKEND, else triton on CUDA and native elsewhere. ValueError for other names."""
+    name = backend or os.environ.get("KVGATE_BACKEND") or ("triton" if device.type == "cuda" else "native")
+    checks.require(name in get_args(Backend), f"backend {name!r} is unknown: {', '.join(get_args(Backend))}")
     return cast(Backend, name)
 
 
@@ -85,6 +87,8 @@ def decode_attention(
     _check(q_RQD, "q_RQD", cache, query_position_R, rules)
     rows = tables_RHP.shape[0]
     checks.require(q_RQD.shape[0] == rows, f"q_RQD: {q_RQD.shape[0]} rows, the tables have {rows}")
+    if choose_backend(backend, q_RQD.device) == "native" and native.serves(q_RQD):
+        return native.decode(q_RQD, cache, query_position_R, rules, want_mass)
     return _attention(backend, q_RQD).decode(q_RQD, cache, query_position_R, rules, want_mass)
 
 
@@ -246,14 +250,14 @@ def scatter_pages(
 
 def _attention(backend: Backend | None, like: Tensor) -> _AttentionBackend:
     """The module that answers; Triton is imported only where it is used."""
-    if choose_backend(backend, like.device) == "torch":
+    if choose_backend(backend, like.device) != "triton":
         return cast(_AttentionBackend, torch_ops)
     _require_triton(like)
     return cast(_AttentionBackend, importlib.import_module("kvgate.kernels.triton_ops"))
 
 
 def _pages(backend: Backend | None, like: Tensor) -> _PagesBackend:
-    if choose_backend(backend, like.device) == "torch":
+    if choose_backend(backend, like.device) != "triton":
         return cast(_PagesBackend, torch_pages)
     _require_triton(like)
     return cast(_PagesBackend, importlib.import_module("kvgate.kernels.triton_pages"))

@@ -23,7 +23,7 @@ from typing import Literal
 
 from torch import Tensor
 
-Backend = Literal["torch", "triton"]
+Backend = Literal["torch", "triton", "native"]
 Pools = tuple[Tensor, Tensor, Tensor]  # k_pool_NSD, v_pool_NSD, positions_NS
 MAX_PAGE_SIZE = 32
 

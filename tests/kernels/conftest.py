@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from kvgate.kernels import native
 from kvgate.kernels.types import Attention
 
 # Worst absolute error of out for values of about 1; lse and mass are fp32 whatever the dtype.
 OUT_TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 FP32_TOLERANCE = 3e-5
+LSE_TOLERANCE = {torch.float32: 3e-5, torch.float16: 2e-4, torch.bfloat16: 2e-4}  # torch's flash has a coarse exp
 
 
 @pytest.fixture(autouse=True)
@@ -21,8 +23,10 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=["torch", "triton"])
+@pytest.fixture(params=["torch", "triton", "native"])
 def backend(request: pytest.FixtureRequest) -> str:
+    if request.param == "native" and native.library() is None:
+        pytest.skip("no C compiler here: the native backend is plain torch")
     if request.param == "triton":
         pytest.importorskip("triton", reason="the Triton backend needs triton")
     return request.param
@@ -35,7 +39,7 @@ def agree() -> Callable[[Attention, Attention], None]:
     def check(got: Attention, want: Attention) -> None:
         assert got.lse.dtype == torch.float32
         torch.testing.assert_close(got.out.double(), want.out, rtol=1e-2, atol=OUT_TOLERANCE[got.out.dtype])
-        torch.testing.assert_close(got.lse.double(), want.lse, rtol=1e-5, atol=FP32_TOLERANCE)
+        torch.testing.assert_close(got.lse.double(), want.lse, rtol=1e-5, atol=LSE_TOLERANCE[got.out.dtype])
         if got.mass is not None:
             assert want.mass is not None
             assert got.mass.dtype == torch.float32

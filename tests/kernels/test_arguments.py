@@ -93,7 +93,7 @@ def test_unknown_backend(problem, monkeypatch):
 
 def test_environment_chooses_the_backend(monkeypatch):
     monkeypatch.delenv("KVGATE_BACKEND", raising=False)
-    assert ops.choose_backend(None, torch.device("cpu")) == "torch"
+    assert ops.choose_backend(None, torch.device("cpu")) == "native"
     assert ops.choose_backend(None, torch.device("cuda")) == "triton"
     monkeypatch.setenv("KVGATE_BACKEND", "triton")
     assert ops.choose_backend(None, torch.device("cpu")) == "triton"

@@ -1,0 +1,271 @@
+/* Paged decode attention on the CPU: reads K and V where they lie in the pages, each byte once, with no gathered copy.
+ *
+ * A task is a split of 512 slots, at absolute multiples, of one row and kv head; splits are merged in order. So no result
+ * depends on other rows or on the number of threads. Logits, softmax and sums are fp32. Built by native.py, which checks
+ * that head_dim is a multiple of 16. Shapes and rules: types.py.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define SPLIT 512
+#define LANES 16
+#define AHEAD 8 /* slots to fetch before they are needed */
+#define AT_ONCE 4 /* query heads that share a pass over K and V */
+
+typedef float lanes __attribute__((vector_size(64)));
+typedef uint16_t halves __attribute__((vector_size(32)));
+typedef uint32_t words __attribute__((vector_size(64)));
+
+typedef struct {
+    const void *q, *q_sink, *k, *v;
+    const int32_t *positions, *tables, *live, *counts, *query_position, *lower, *exempt, *sink_end;
+    float *part, *part_max, *part_sum, *scores, *out, *lse, *mass;
+    int64_t q_row, q_head, sink_row, sink_head, k_page, k_slot, v_page, v_slot, positions_page;
+    int64_t tables_row, tables_head, live_row, live_head, counts_row, counts_head;
+    int64_t rows, heads, group, dim, size, width, spans, window, bf16, threads;
+    float scale, softcap;
+} launch;
+
+typedef struct {
+    int count;
+    int32_t slot[SPLIT];
+    int32_t sink[SPLIT];
+    const char *k[SPLIT], *v[SPLIT];
+} seen;
+
+static inline lanes load(const char *at, int bf16) {
+    lanes value;
+    if (bf16) {
+        halves half;
+        memcpy(&half, at, sizeof half);
+        words word = __builtin_convertvector(half, words) << 16;
+        memcpy(&value, &word, sizeof value);
+    } else {
+        memcpy(&value, at, sizeof value);
+    }
+    return value;
+}
+
+static inline float total_of(lanes value) {
+    float a[LANES];
+    memcpy(a, &value, sizeof a);
+    for (int step = LANES / 2; step; step /= 2)
+        for (int j = 0; j < step; j++) a[j] += a[j + step];
+    return a[0];
+}
+
+/* exp of x <= 0 to about one unit in the last place; zero below -87 (Cephes' expf, branch free so that it vectorises) */
+static inline float exponential(float x) {
+    float low = x < -87.0f ? -87.0f : x;
+    float n = rintf(low * 1.44269504088896341f);
+    float r = low - n * 0.693359375f + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    int32_t bits = ((int32_t)n + 127) << 23;
+    float power;
+    memcpy(&power, &bits, sizeof power);
+    return x < -87.0f ? 0.0f : p * power;
+}
+
+/* Pages lie anywhere, so the processor does not guess the next one. */
+static inline void ahead(const char *const *at, int i, int count, int64_t bytes) {
+    if (i < count)
+        for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(at[i] + b);
+}
+
+static int visible(const launch *a, int64_t row, int32_t k, int32_t p) {
+    if (k > p || (a->window && (int64_t)p - k >= a->window)) return 0;
+    if (!a->lower || k >= a->lower[row]) return 1;
+    for (int64_t e = 0; e < a->spans; e++) {
+        const int32_t *span = a->exempt + (row * a->spans + e) * 2;
+        if (k >= span[0] && k < span[1]) return 1;
+    }
+    return 0;
+}
+
+static void find(const launch *a, int64_t row, int64_t head, int64_t begin, int64_t end, seen *found) {
+    const int32_t *table = a->tables + row * a->tables_row + head * a->tables_head;
+    const int32_t *live = a->live + row * a->live_row + head * a->live_head;
+    int64_t bytes = a->bf16 ? 2 : 4;
+    int32_t p = a->query_position[row];
+    int count = 0;
+    for (int64_t at = begin; at < end; at++) {
+        int64_t page = at / a->size, slot = at % a->size;
+        uint32_t word = (uint32_t)live[page];
+        if (!(word >> slot)) { /* nothing alive from here to the end of the page */
+            at += a->size - slot - 1;
+            continue;
+        }
+        if (!(word >> slot & 1)) continue;
+        int64_t id = table[page];
+        if (slot == 0 && at + 4 * a->size < end && live[page + 4])
+            __builtin_prefetch(a->positions + table[page + 4] * a->positions_page);
+        int32_t k = a->positions[id * a->positions_page + slot];
+        if (!visible(a, row, k, p)) continue;
+        found->slot[count] = (int32_t)at;
+        found->sink[count] = a->sink_end && k < a->sink_end[row];
+        found->k[count] = (const char *)a->k + (id * a->k_page + slot * a->k_slot) * bytes;
+        found->v[count] = (const char *)a->v + (id * a->v_page + slot * a->v_slot) * bytes;
+        count++;
+    }
+    found->count = count;
+}
+
+static inline __attribute__((always_inline)) void score(
+    const launch *a, const seen *found, int heads, int bf16, const float *q, const float *q_sink, float *logits,
+    float *peak
+) {
+    int64_t dim = a->dim, bytes = bf16 ? 2 : 4;
+    int count = found->count;
+    for (int i = 0; i < count; i++) {
+        const float *query = found->sink[i] ? q_sink : q;
+        ahead(found->k, i + AHEAD, count, dim * bytes);
+        lanes acc[AT_ONCE] = {{0}};
+        for (int64_t d = 0; d < dim; d += LANES) {
+            lanes key = load(found->k[i] + d * bytes, bf16);
+            for (int g = 0; g < heads; g++) acc[g] += load((const char *)(query + g * dim + d), 0) * key;
+        }
+        for (int g = 0; g < heads; g++) logits[g * SPLIT + i] = total_of(acc[g]);
+    }
+    for (int g = 0; g < heads; g++) {
+        float *x = logits + g * SPLIT, top = -INFINITY;
+        if (a->softcap > 0)
+            for (int i = 0; i < count; i++) x[i] = a->softcap * tanhf(x[i] / a->softcap);
+        for (int i = 0; i < count; i++) top = x[i] > top ? x[i] : top;
+        peak[g] = top;
+    }
+}
+
+static inline __attribute__((always_inline)) void weigh(
+    const launch *a, const seen *found, int heads, int bf16, float *logits, const float *peak, float *sum, float *out
+) {
+    int64_t dim = a->dim, bytes = bf16 ? 2 : 4;
+    int count = found->count;
+    for (int g = 0; g < heads; g++) {
+        float *x = logits + g * SPLIT, all = 0;
+        for (int i = 0; i < count; i++) x[i] = exponential(x[i] - peak[g]);
+        for (int i = 0; i < count; i++) all += x[i];
+        sum[g] = all;
+    }
+    for (int64_t d = 0; d < dim; d += 2 * LANES) {
+        int64_t pair = d + LANES < dim; /* two vectors a pass, one in the last pass of an odd number */
+        lanes low[AT_ONCE] = {{0}}, high[AT_ONCE] = {{0}};
+        for (int i = 0; i < count; i++) {
+            const char *at = found->v[i] + d * bytes;
+            if (d == 0) ahead(found->v, i + AHEAD, count, dim * bytes);
+            lanes a0 = load(at, bf16), a1 = load(at + pair * LANES * bytes, bf16);
+            for (int g = 0; g < heads; g++) {
+                low[g] += logits[g * SPLIT + i] * a0;
+                high[g] += logits[g * SPLIT + i] * a1;
+            }
+        }
+        for (int g = 0; g < heads; g++) {
+            memcpy(out + g * dim + d, &low[g], sizeof low[g]);
+            if (pair) memcpy(out + g * dim + d + LANES, &high[g], sizeof high[g]);
+        }
+    }
+}
+
+static void copy_query(const launch *a, const void *from, int64_t offset, float scale, float *to) {
+    for (int64_t d = 0; d < a->dim; d++) {
+        float value;
+        if (a->bf16) {
+            uint32_t word = (uint32_t)((const uint16_t *)from)[offset + d] << 16;
+            memcpy(&value, &word, sizeof value);
+        } else {
+            value = ((const float *)from)[offset + d];
+        }
+        to[d] = value * scale;
+    }
+}
+
+static void one_split(const launch *a, int64_t row, int64_t head, int64_t split, int64_t splits) {
+    int64_t end = (int64_t)a->counts[row * a->counts_row + head * a->counts_head] * a->size;
+    int64_t begin = split * SPLIT, slots = a->width * a->size;
+    if (end > begin + SPLIT) end = begin + SPLIT;
+    seen found;
+    find(a, row, head, begin, end, &found);
+    float logits[AT_ONCE * SPLIT], q[AT_ONCE * a->dim], q_sink[AT_ONCE * a->dim];
+    for (int64_t g = 0; g < a->group; g += AT_ONCE) {
+        int heads = a->group - g < AT_ONCE ? (int)(a->group - g) : AT_ONCE;
+        int64_t first = head * a->group + g;
+        int64_t part[AT_ONCE];
+        float peak[AT_ONCE], sum[AT_ONCE], out[AT_ONCE * a->dim];
+        for (int j = 0; j < heads; j++) {
+            copy_query(a, a->q, row * a->q_row + (first + j) * a->q_head, a->scale, q + j * a->dim);
+            if (a->q_sink)
+                copy_query(a, a->q_sink, row * a->sink_row + (first + j) * a->sink_head, a->scale, q_sink + j * a->dim);
+            part[j] = (row * a->heads * a->group + first + j) * splits + split;
+        }
+#define SCORE(N)                                                                                       \
+    case N:                                                                                            \
+        if (a->bf16) score(a, &found, N, 1, q, q_sink, logits, peak);                                   \
+        else score(a, &found, N, 0, q, q_sink, logits, peak);                                           \
+        break;
+        switch (heads) { SCORE(1) SCORE(2) SCORE(3) SCORE(4) }
+        if (a->scores)
+            for (int j = 0; j < heads; j++) {
+                float *scores = a->scores + (row * a->heads * a->group + first + j) * slots;
+                for (int64_t s = begin; s < end; s++) scores[s] = -INFINITY;
+                for (int i = 0; i < found.count; i++) scores[found.slot[i]] = logits[j * SPLIT + i];
+            }
+#define WEIGH(N)                                                                                       \
+    case N:                                                                                            \
+        if (a->bf16) weigh(a, &found, N, 1, logits, peak, sum, out);                                    \
+        else weigh(a, &found, N, 0, logits, peak, sum, out);                                            \
+        break;
+        switch (heads) { WEIGH(1) WEIGH(2) WEIGH(3) WEIGH(4) }
+        for (int j = 0; j < heads; j++) {
+            a->part_max[part[j]] = peak[j];
+            a->part_sum[part[j]] = sum[j];
+            memcpy(a->part + part[j] * a->dim, out + j * a->dim, a->dim * sizeof(float));
+        }
+    }
+}
+
+static void merge(const launch *a, int64_t row, int64_t head, int64_t splits) {
+    int64_t end = (int64_t)a->counts[row * a->counts_row + head * a->counts_head] * a->size;
+    int64_t filled = (end + SPLIT - 1) / SPLIT, slots = a->width * a->size;
+    for (int64_t g = 0; g < a->group; g++) {
+        int64_t query = row * a->heads * a->group + head * a->group + g;
+        float top = -INFINITY, sum = 0, *out = a->out + query * a->dim;
+        for (int64_t s = 0; s < filled; s++)
+            if (a->part_max[query * splits + s] > top) top = a->part_max[query * splits + s];
+        memset(out, 0, a->dim * sizeof(float));
+        a->lse[query] = -INFINITY;
+        if (top == -INFINITY) continue; /* nothing visible */
+        for (int64_t s = 0; s < filled; s++) {
+            int64_t part = query * splits + s;
+            float share = exponential(a->part_max[part] - top);
+            if (share == 0) continue;
+            sum += share * a->part_sum[part];
+            for (int64_t d = 0; d < a->dim; d++) out[d] += share * a->part[part * a->dim + d];
+        }
+        for (int64_t d = 0; d < a->dim; d++) out[d] /= sum;
+        a->lse[query] = top + logf(sum);
+        if (!a->scores) continue;
+        float *mass = a->mass + (row * a->heads + head) * slots, *scores = a->scores + query * slots;
+        for (int64_t s = 0; s < end; s++) mass[s] += exponential(scores[s] - top) / sum;
+    }
+}
+
+void kvgate_decode(const launch *a) {
+    int64_t splits = (a->width * a->size + SPLIT - 1) / SPLIT, pairs = a->rows * a->heads;
+#pragma omp parallel num_threads((int)a->threads)
+    {
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t task = 0; task < pairs * splits; task++) {
+            int64_t pair = task / splits, split = task % splits, row = pair / a->heads, head = pair % a->heads;
+            if (split * SPLIT < (int64_t)a->counts[row * a->counts_row + head * a->counts_head] * a->size)
+                one_split(a, row, head, split, splits);
+        }
+#pragma omp for schedule(dynamic, 4)
+        for (int64_t pair = 0; pair < pairs; pair++) merge(a, pair / a->heads, pair % a->heads, splits);
+    }
+}
