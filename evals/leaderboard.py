@@ -106,8 +106,9 @@ def _row(
     }
     row["evicted_tokens"] = _mean(cell.evicted_tokens for cell in cells)
     row["quality"] = quality(cells)
-    row["grid"] = grid(cells, gate)
     paired = {item: record for (protocol, item), record in exact.items() if protocol == verdict.protocol}
+    row["exact_quality"] = quality(paired.values())
+    row["grid"] = grid(cells, gate)
     sound = cells if verdict.status != "invalid" else ()  # an invalid row may have no partner for its answers
     row["survival"] = survival(sound, paired)
     row["examples"] = disagreements(sound, paired)

@@ -30,7 +30,7 @@ def disagreements(
     shown: dict[str, int] = {}
     while len(chosen) < most and any(queues.values()):
         key = min((key for key in queues if queues[key]), key=lambda key: (shown.get(key[0], 0), queues[key][0][:2]))
-        _, _, cell, place = queues.pop(key)[0]
+        _, _, cell, place = queues[key].pop(0)
         shown[key[0]] = shown.get(key[0], 0) + 1
         chosen.append(_example(cell, exact[cell.item_hash], place))
     return chosen

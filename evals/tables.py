@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from rich.console import Console, Group
@@ -70,15 +71,15 @@ def rows_table(rows: Sequence[Mapping[str, Any]], names: Mapping[str, ShortName]
     for head in ("n", "exact", "policy", "difference\n(limits)", "worst\nslice", "MiB"):
         table.add_column(head, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    family, left = "", list[str]()
-    for row in rows:
-        name = names[row["label"]]
-        if name.family != family:
-            if family:
-                table.add_section()
-            # The mode stands under the name, so that a hundred columns are enough.
-            family, left = name.family, [name.policy, name.mode]
-        _add_row(table, row, name.budget, left)
+    for family, found in groupby(rows, key=lambda row: names[row["label"]].family):
+        group = list(found)
+        table.add_section()
+        # The mode stands under the name, so that a hundred columns are enough.
+        name = names[group[0]["label"]]
+        lines = sum(max(1, len(row["suites"])) for row in group)
+        left = [name.policy, name.mode] if lines > 1 else [family]
+        for row in group:
+            _add_row(table, row, names[row["label"]].budget, left)
     note = f"MiB: resident when the answer starts, mean over items; {_exact_mib(rows)} under full KV"
     return Group(Text(title, style="bold"), table, Text(note, style="dim"))
 

@@ -1,0 +1,82 @@
+"""Heat maps of a leaderboard: score by context length and depth, one panel for full KV and one for each policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from kvgate.evals.figures import STYLE, WIDTH
+from kvgate.evals.report_names import ShortName, short_names
+from kvgate.evals.slices_tables import middle
+
+COLUMNS = 3
+_MAP = "cividis"  # even in lightness, and the same to colour-blind eyes (Nunez, Anderton & Renslow 2018)
+Cells = Sequence[Mapping[str, Any]]
+Panel = tuple[str, Cells]
+
+
+def heat_maps(board: Mapping[str, Any]) -> dict[str, Figure]:
+    """``heat-<protocol>-<suite>`` to figure, for every suite with more than one length or depth."""
+    names = short_names(board["rows"])
+    made: dict[str, Figure] = {}
+    for protocol, exact in board["grids"].items():
+        rows = [row for row in board["rows"] if row["protocol"] == protocol]
+        for suite in sorted({cell["suite"] for cell in exact}):
+            if sum(cell["suite"] == suite for cell in exact) > 1:
+                panels = _laid_out(exact, rows, names)
+                with matplotlib.rc_context(STYLE):
+                    made[f"heat-{protocol}-{suite}"] = _heat(panels, suite)
+    return made
+
+
+def _laid_out(exact: Cells, rows: Sequence[Mapping[str, Any]], names: Mapping[str, ShortName]) -> list[Panel | None]:
+    """Full KV on a line of its own, then each policy's budgets on lines of their own."""
+    panels: list[Panel | None] = [("full KV", exact)]
+    for _, group in groupby(rows, key=lambda row: names[row["label"]].family):
+        panels += [None] * (-len(panels) % COLUMNS)
+        panels += [(str(names[row["label"]]), row["grid"]) for row in group]
+    return panels
+
+
+def _heat(panels: Sequence[Panel | None], suite: str) -> Figure:
+    assert panels[0] is not None
+    own = [cell for cell in panels[0][1] if cell["suite"] == suite]
+    lengths = sorted({cell["length"] for cell in own})
+    depths = sorted({cell["depth"] for cell in own}, key=lambda depth: (depth is not None, depth or ""))
+    lines = -(-len(panels) // COLUMNS)
+    figure = Figure(figsize=(WIDTH, lines * (0.55 + 0.2 * len(depths)) + 0.45), layout="constrained")
+    grid = figure.subplots(lines, COLUMNS, squeeze=False)
+    for number, axes in enumerate(grid.flat):
+        panel = panels[number] if number < len(panels) else None
+        if panel is None:
+            axes.set_axis_off()
+            continue
+        _panel(axes, panel[0], _matrix(panel[1], suite, lengths, depths))
+        axes.set_xticks(range(len(lengths)), [str(length) for length in lengths], fontsize=7)
+        axes.set_yticks(range(len(depths)), [middle(depth) for depth in depths], fontsize=7)
+    figure.supxlabel("context length in tokens", fontsize=8)
+    figure.supylabel("depth of the evidence", fontsize=8)
+    return figure
+
+
+def _matrix(cells: Cells, suite: str, lengths: Sequence[int], depths: Sequence[str | None]) -> Any:
+    found = {(cell["depth"], cell["length"]): cell["score"] for cell in cells if cell["suite"] == suite}
+    return np.array([[found.get((depth, length), np.nan) for length in lengths] for depth in depths])
+
+
+def _panel(axes: Axes, name: str, scores: Any) -> None:
+    axes.imshow(scores, cmap=_MAP, vmin=0.0, vmax=1.0, aspect="auto", interpolation="nearest")
+    axes.set_title(name.replace(" ", "\n", 1) if len(name) > 20 else name, fontsize=7.5)
+    axes.tick_params(length=0)
+    for (depth, length), score in np.ndenumerate(scores):
+        if not np.isnan(score):
+            axes.text(
+                length, depth, f"{100 * score:.0f}", ha="center", va="center", fontsize=6.5,
+                color="#000000" if score > 0.5 else "#ffffff",
+            )  # fmt: skip

@@ -1,0 +1,94 @@
+"""Leaderboards on a terminal."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from kvgate.evals.report_names import printable, short_names
+from kvgate.evals.tables import print_leaderboard
+
+sys.path.insert(0, str(Path(__file__).parent))
+try:
+    import report_sample as sample
+finally:
+    sys.path.remove(str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="module")
+def board() -> dict[str, Any]:
+    cells = [cell for cell in sample.records() if not cell.policy.startswith("mine")]
+    return sample.run_of(tuple(cells)).leaderboard()
+
+
+def shown(board: dict[str, Any], width: int, *, reasons: bool) -> str:
+    text = io.StringIO()
+    print_leaderboard(board, Console(file=text, width=width), reasons=reasons)
+    return text.getvalue()
+
+
+@pytest.mark.parametrize("width", [100, 150])
+@pytest.mark.parametrize("reasons", [False, True])
+def test_fits_and_cuts_nothing(board: dict[str, Any], width: int, reasons: bool) -> None:
+    text = shown(board, width, reasons=reasons)
+    assert max(cell_len(line) for line in text.splitlines()) <= width
+    assert "…" not in text
+    assert "streaming_llm" in text
+    assert ("--policy 'streaming_llm(positions=rebased)@0.25'" in text) == reasons
+    assert ("Disagreements" in text) == reasons
+
+
+def test_rows_are_whole_lines_in_falling_budget(board: dict[str, Any]) -> None:
+    text = shown(board, 100, reasons=False)
+    rows = re.findall(r"(\d+) % multi_turn +24 +1\.00 .*(inconclusive|block|enable)", text)
+    assert [budget for budget, _ in rows] == ["50", "25"]
+    assert re.search(r"streaming_llm +50 %.*\n +rebased +25 %", text)
+
+
+def test_grid_and_survival_have_their_numbers(board: dict[str, Any]) -> None:
+    text = shown(board, 100, reasons=True)
+    assert re.search(
+        r"retrieval: score in percent.*?\n(?:.*\n){4,7}? streaming_llm rebased +50 % +0 +100 +100 +0", text
+    )
+    assert re.search(
+        r"multi_turn: percent of the exact run.*?\n(?:.*\n){4,6}? streaming_llm rebased +50 % +67 +100", text
+    )
+    assert "evidence still attended: 25 % of 2 tokens" in text
+
+
+def test_model_output_cannot_draw_on_the_terminal(board: dict[str, Any]) -> None:
+    text = shown(board, 120, reasons=True)
+    assert not re.search("[\x00-\x09\x0b-\x1f\u202e]", text)
+    assert "\\x1b[31m\\u202e" in text
+
+
+def test_printable() -> None:
+    assert printable("a\nb\tc\x00é€ \u2066") == "a⏎b\\x09c\\x00é€ \\u2066"
+
+
+def test_short_names() -> None:
+    def row(label: str, ratio: float | None = 0.5, budget: float = 512) -> dict[str, Any]:
+        return {"label": label, "ratio": ratio, "budget": budget}
+
+    rows = [
+        row("h2o@0.5"),
+        row("h2o@512", None),
+        row("a(positions=original,sinks=8)@1", 1.0),
+        row("mod:Class@0.125", 0.125),
+    ]
+    names = {label: str(name) for label, name in short_names(rows).items()}
+    assert names == {
+        "h2o@0.5": "h2o 50 %",
+        "h2o@512": "h2o 512 tok",
+        "a(positions=original,sinks=8)@1": "a original sinks 8 100 %",
+        "mod:Class@0.125": "mod:Class 12.5 %",
+    }
+    alike = short_names([row("a(x=on)@0.5"), row("a(y=on)@0.5")])
+    assert len({str(name) for name in alike.values()}) == 2
