@@ -14,7 +14,8 @@ from kvgate.compressors.contract import check_keep
 from kvgate.compressors.evidence import Evidence, Span
 from kvgate.compressors.policy import Need, Policy
 from kvgate.engine.attention import PagedCache, Step
-from kvgate.engine.mass import add_mass, clear_mass, fit_mass, move_mass
+from kvgate.engine.gathering import gather_evidence
+from kvgate.engine.mass import clear_mass, fit_mass, move_mass
 from kvgate.engine.models import LoadedModel, forward_argument
 from kvgate.engine.refusals import refuse_policy
 from kvgate.engine.sequence import Sequence
@@ -25,7 +26,6 @@ from kvgate.lifecycle.pool import OutOfPages, PageError, PagePool
 from kvgate.lifecycle.tables import Geometry, Moved, Tables
 
 DEFAULT_PAGE_SIZE = 16
-OBSERVED_QUERIES = 32  # SnapKV's observation window (Li et al. 2024, section 5.1)
 
 
 class Engine:
@@ -145,7 +145,7 @@ class Engine:
         except BaseException:
             self._take_back(ordered, placed.slots)
             raise
-        self._account(ordered, sizes, step)
+        gather_evidence(ordered, sizes, step, [self._slots(row) for row in ordered])
         for row in ordered:
             self.settle(row)
         return logits[self._places(order, sizes) if every else torch.tensor(np.argsort(order))]
@@ -212,32 +212,6 @@ class Engine:
         )
         logits: Tensor = output.logits[0].float()
         return logits
-
-    def _account(self, rows: Several[Sequence], counts: Several[int], step: Step) -> None:
-        """Add what the step showed to each row's evidence."""
-        massed = [row for row in rows if row.needs("mass")]
-        if massed:
-            found = torch.stack([layer[-1] for layer in step.mass], dim=1).flatten(3)
-            for row, mass in zip(massed, found, strict=True):
-                add_mass(row, mass, self._slots(row))
-        queries = torch.stack(step.queries) if step.observe else None
-        at = 0
-        for row, count in zip(rows, counts, strict=True):
-            if queries is not None and row.needs("queries"):
-                latest = queries[:, at : at + count].transpose(1, 2)
-                seen = latest if row.queries is None else torch.cat((row.queries, latest), dim=2)
-                row.queries = seen[:, :, -OBSERVED_QUERIES:]
-            row.tainted = row.tainted or self._hides(row, count)
-            row.length += count
-            at += count
-
-    def _hides(self, row: Sequence, count: int) -> bool:
-        """Whether the row's bounds kept its ``count`` newest queries from a token the exact run would show them."""
-        bounds = row.policy.bounds(row.protected) if row.policy else None
-        if bounds is None:
-            return False
-        positions = np.arange(row.length, row.length + count)
-        return any(bounds.hide(positions, window) for window in set(self.info.native_windows))
 
     def _follow(self, row: Sequence, moved: Moved | None) -> None:
         """Do a plan's copies and let the row's mass move with its slots."""

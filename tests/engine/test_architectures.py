@@ -117,6 +117,7 @@ def test_evidence_shows_the_model_s_keys_values_queries_and_attention(tiny: Call
             mass = want.attentions[layer][0, 3 * head : 3 * head + 3].double().sum((0, 1))
             torch.testing.assert_close(seen.mass[layer, head][live].double(), mass[where], rtol=1e-4, atol=1e-4)
     assert seen.queries.shape == (2, 6, 32, 8), "the last 32 queries, however they were fed"
+    assert seen.queries.untyped_storage().nbytes() == 4 * seen.queries.numel(), "and no view of a whole prefill"
     query_key = torch.einsum("lqwd,lqnd->lqwn", seen.queries, seen.keys().repeat_interleave(3, 1)) * 8**-0.5
     where = torch.where(seen.live, seen.positions, 10_000).repeat_interleave(3, 1)
     hidden = where[:, :, None, :] > torch.arange(8, 40)[None, None, :, None]

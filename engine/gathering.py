@@ -1,0 +1,42 @@
+"""What a step showed, added to what each row knows: attention mass, latest queries, length, taint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+
+import numpy as np
+import torch
+
+from kvgate.engine.attention import Step
+from kvgate.engine.mass import add_mass
+from kvgate.engine.sequence import Sequence
+
+OBSERVED_QUERIES = 32  # SnapKV's observation window (Li et al. 2024, section 5.1)
+
+
+def gather_evidence(rows: Several[Sequence], counts: Several[int], step: Step, slots: Several[int]) -> None:
+    """``rows`` in the step's order, ``counts`` new tokens each, ``slots`` the slots of each row's table."""
+    massed = [index for index, row in enumerate(rows) if row.needs("mass")]
+    if massed:
+        found = torch.stack([layer[-1] for layer in step.mass], dim=1).flatten(3)
+        for index, mass in zip(massed, found, strict=True):
+            add_mass(rows[index], mass, slots[index])
+    queries = torch.stack(step.queries) if step.observe else None
+    at = 0
+    for row, count in zip(rows, counts, strict=True):
+        if queries is not None and row.needs("queries"):
+            latest = queries[:, at : at + count].transpose(1, 2)
+            seen = latest if row.queries is None else torch.cat((row.queries, latest), dim=2)
+            row.queries = seen[:, :, -OBSERVED_QUERIES:].clone()  # a view would hold the whole step's queries
+        row.tainted = row.tainted or _hides(row, count, step.native_windows)
+        row.length += count
+        at += count
+
+
+def _hides(row: Sequence, count: int, native_windows: tuple[int | None, ...]) -> bool:
+    """Whether the row's bounds kept its ``count`` newest queries from a token the exact run would show them."""
+    bounds = row.policy.bounds(row.protected) if row.policy else None
+    if bounds is None:
+        return False
+    positions = np.arange(row.length, row.length + count)
+    return any(bounds.hide(positions, window) for window in set(native_windows))
