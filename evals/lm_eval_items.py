@@ -20,6 +20,7 @@ from typing import Any
 
 from kvgate.evals.items import External, Ids, Item, Turn
 
+MADE_BY = "lm_eval"  # option that marks a plan's suites as lm-eval's tasks; its value is lm-eval's version
 DEFAULT_MAX_GEN_TOKS = 256  # lm-eval's own
 _LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 _WITHOUT_EFFECT = frozenset({"do_sample", "temperature", "top_p", "top_k", "min_p"})  # on greedy decoding

@@ -26,12 +26,11 @@ from kvgate.evals.folder import CHECKS, LEADERBOARD, MANIFEST, SAMPLES, read_jso
 from kvgate.evals.gates import load_gate
 from kvgate.evals.items import digest
 from kvgate.evals.lm_eval_bench import Bench, Settings
+from kvgate.evals.lm_eval_items import MADE_BY
 from kvgate.evals.lm_eval_model import KvgateLM
 from kvgate.evals.lm_eval_records import Scored, records_of
 from kvgate.evals.provenance import provenance
 from kvgate.evals.records import SCHEMA_VERSION
-
-MADE_BY = "lm_eval"  # option of every suite of such a run: lm-eval's version
 
 
 @dataclass(frozen=True)

@@ -38,12 +38,13 @@ def build_parser() -> argparse.ArgumentParser:
     _add_canary(commands)
     _add_show(commands)
     _add_lists(commands)
-    from kvgate.evals import lm_eval_cli, power_cli, prove_cli, report
+    from kvgate.evals import lm_eval_cli, power_cli, prove_cli, report, rerun_cli
 
     power_cli.add_parser(commands)
     prove_cli.add_parser(commands)
     report.add_parser(commands)
     lm_eval_cli.add_parser(commands)
+    rerun_cli.add_parser(commands)
     return parser
 
 
