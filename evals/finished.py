@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+import jsonschema
 
 from kvgate.evals.cells import columns
 from kvgate.evals.config import RunConfig, parse_plan
@@ -69,8 +73,16 @@ def recorded_plan(manifest: Mapping[str, Any]) -> RunConfig:
 
 
 def stored_leaderboard(path: Path) -> dict[str, Any]:
-    """The leaderboard as written. ValueError if the run has none yet."""
+    """The leaderboard as written. ValueError if the run has none yet, or one that this version did not write."""
     if not (path / LEADERBOARD).is_file():
         raise ValueError(f"results folder {path}: no {LEADERBOARD}; finish the run with `kvgate run`")
     board: dict[str, Any] = read_json(path / LEADERBOARD)
+    schema = json.loads((files("kvgate") / "configs" / "schemas" / "leaderboard.schema.json").read_text("utf-8"))
+    try:
+        jsonschema.validate(board, schema)
+    except jsonschema.ValidationError as error:
+        what = error.message[:160]
+        raise ValueError(
+            f"{path / LEADERBOARD}: {what}; make it again with `kvgate run` or see `kvgate gate`"
+        ) from error
     return board

@@ -60,7 +60,8 @@ overflow-wrap:anywhere}
 .cell{min-width:2.6rem}
 @media print,(min-width:50rem){.two{display:grid;grid-template-columns:1fr 1fr;gap:0 1.5rem;align-items:start}
 .flow{columns:2;column-gap:1.2rem}.answers{grid-template-columns:1fr 1fr}}
-@media print{html{font-size:11px}body{font-size:1rem;line-height:1.35;max-width:none;padding:0}.block,.example{padding:.3rem .5rem}
+@media print{html{font-size:11px}
+body{font-size:1rem;line-height:1.35;max-width:none;padding:0}.block,.example{padding:.3rem .5rem}
 .flow .answers{grid-template-columns:1fr}h2{margin-top:1.2rem}figure{max-width:100%}@page{margin:12mm}}
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from kvgate.cli import main
 from kvgate.evals.report_names import printable, short_names
 from kvgate.evals.tables import print_leaderboard
 
@@ -67,6 +69,22 @@ def test_model_output_cannot_draw_on_the_terminal(board: dict[str, Any]) -> None
     text = shown(board, 120, reasons=True)
     assert not re.search("[\x00-\x09\x0b-\x1f\u202e]", text)
     assert "\\x1b[31m\\u202e" in text
+
+
+def test_show_reads_a_stored_board_and_refuses_a_damaged_one(
+    board: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", str(tmp_path)]) == 2
+    assert "no leaderboard.json" in capsys.readouterr().err
+    path = tmp_path / "leaderboard.json"
+    path.write_text(json.dumps(board))
+    assert main(["show", str(tmp_path)]) == 0
+    assert "Disagreements" in capsys.readouterr().out
+    path.write_text(json.dumps({key: value for key, value in board.items() if key != "rows"}))
+    assert main(["show", str(tmp_path)]) == 2
+    assert "'rows' is a required property" in capsys.readouterr().err
+    path.write_text("[]")
+    assert main(["show", str(tmp_path)]) == 2
 
 
 def test_printable() -> None:
