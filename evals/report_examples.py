@@ -20,15 +20,18 @@ def examples(
     out = [
         '<h2 id="examples">Disagreements</h2>',
         "<p class='soft'>The largest losses of each row, suites and tasks taking turns. The evidence is shown token by "
-        "token: <span class='fact'><span>kept</span> in every layer and head, <span class='some'>kept in some</span>, "
-        "<span class='gone'>evicted</span> everywhere when the answer starts.</span></p>",
+        "token: <span class='fact'><span>kept</span> in every layer and head, <span class='some'>in half or more"
+        "</span>, "
+        "<span class='few'>in fewer than half</span>, <span class='gone'>evicted</span> everywhere when the answer "
+        "starts.</span></p>",
     ]
     if note:
         out.append(f"<p class='soft'>{esc(note)}.</p>")
     for row in rows:
         if row["examples"]:
             shown = [_example(example, texts.get(example["item_hash"])) for example in row["examples"]]
-            head = f"{esc(names[row['label']])}, {esc(row['protocol'])}: {len(shown)} examples"
+            count = f"{len(shown)} examples" if len(shown) > 1 else "1 example"
+            head = f"{esc(names[row['label']])}, {esc(row['protocol'])}: {count}"
             out.append(folded(head, f"<div class='flow'>{''.join(shown)}</div>"))
     return "\n".join(out)
 
@@ -65,5 +68,5 @@ def _evidence(facts: Sequence[Sequence[int]] | None, text: ItemText | None) -> s
 
 
 def _token(word: str, kept: int) -> str:
-    kind = "" if kept == 100 else " class='gone'" if kept == 0 else " class='some'"
-    return f"<span{kind} title='{kept} %'>{esc(word)}</span>"
+    kind = "all" if kept == 100 else "some" if kept >= 50 else "few" if kept > 0 else "gone"
+    return f"<span class='{kind}' title='{kept} %'>{esc(word)}</span>"

@@ -71,13 +71,13 @@ def rows_table(rows: Sequence[Mapping[str, Any]], names: Mapping[str, ShortName]
     for head in ("n", "exact", "policy", "difference\n(limits)", "worst\nslice", "MiB"):
         table.add_column(head, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    for family, found in groupby(rows, key=lambda row: names[row["label"]].family):
+    for _, found in groupby(rows, key=lambda row: names[row["label"]].family):
         group = list(found)
         table.add_section()
         # The mode stands under the name, so that a hundred columns are enough.
         name = names[group[0]["label"]]
         lines = sum(max(1, len(row["suites"])) for row in group)
-        left = [name.policy, name.mode] if lines > 1 else [family]
+        left = [name.policy, name.mode] if lines > 1 else [f"{name.policy}\n{name.mode}".strip()]
         for row in group:
             _add_row(table, row, names[row["label"]].budget, left)
     note = f"MiB: resident when the answer starts, mean over items; {_exact_mib(rows)} under full KV"

@@ -54,6 +54,12 @@ def test_rows_are_whole_lines_in_falling_budget(board: dict[str, Any]) -> None:
     assert re.search(r"streaming_llm +50 %.*\n +rebased +25 %", text)
 
 
+def test_a_family_of_one_line_keeps_its_mode(board: dict[str, Any]) -> None:
+    rows = [row for row in board["rows"] if row["ratio"] == 0.5 and row["protocol"] == "multi_turn"]
+    text = shown({**board, "rows": rows, "grids": {}}, 100, reasons=False)
+    assert re.search(r"streaming_llm +50 % .*\n +rebased", text)
+
+
 def test_grid_and_survival_have_their_numbers(board: dict[str, Any]) -> None:
     text = shown(board, 100, reasons=True)
     assert re.search(
