@@ -22,7 +22,7 @@ from kvgate.lifecycle.config import (
 from kvgate.lifecycle.ledger import Ledger
 from kvgate.lifecycle.manager import Manager
 from kvgate.lifecycle.plan import Plan
-from kvgate.lifecycle.pool import DuplicateIds, OutOfPages, PageIds, PagePool, State, WrongState
+from kvgate.lifecycle.pool import DuplicateIds, OutOfPages, PageError, PageIds, PagePool, State, WrongState
 from kvgate.lifecycle.states import IllegalTransitionError, Spec, check_move
 from kvgate.lifecycle.states import State as Stage
 from kvgate.lifecycle.store import FlatStore
@@ -248,6 +248,8 @@ def test_07_double_frees_raise_and_change_nothing() -> None:
         ledger.check()
 
     unchanged(np.array([pages[0], pages[0]], np.int32), DuplicateIds)
+    unchanged(np.array([pages[0], 6], np.int32), PageError)
+    unchanged(np.array([-1], np.int32), PageError)
     ledger.release(pages)
     unchanged(pages, WrongState)
     for first_parent in (True, False):

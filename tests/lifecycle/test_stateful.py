@@ -212,6 +212,7 @@ class Lifecycle(RuleBasedStateMachine):
     def expire(self) -> None:
         self.store.expire(self.now)
         late = [t for t, (deadline, _) in self.flights.items() if deadline <= self.now]
+        assert not set(late) & set(self.ledger.fences.tickets()), "a launch past its deadline still holds pages"
         for ticket in late:
             if self.plan is None or ticket != self.plan.ticket:
                 del self.flights[ticket]
@@ -240,6 +241,17 @@ class Lifecycle(RuleBasedStateMachine):
         pages = data.draw(st.sampled_from(self.forks))
         ticket = self.ledger.fences.launch("read", self.now + TIMEOUT)
         self.flights[ticket] = (self.now + TIMEOUT, set(pages.tolist()))
+
+    @precondition(lambda self: self.ledger.pool.free >= 2)
+    @rule(count=st.integers(1, 2))
+    def two_readers(self, count: int) -> None:
+        """Two owners leave, each with a launch of its own in flight over the same pages."""
+        pages = self.ledger.alloc(count)
+        self.ledger.share(pages)
+        for _ in range(2):
+            ticket = self.ledger.fences.launch("read", self.now + TIMEOUT)
+            self.flights[ticket] = (self.now + TIMEOUT, set(pages.tolist()))
+            self.ledger.release(pages, [ticket])
 
     @precondition(lambda self: len(self.holds) < 4)
     @rule(
@@ -281,6 +293,14 @@ class Lifecycle(RuleBasedStateMachine):
     def read_prefix(self) -> None:
         ticket = self.ledger.fences.launch("read", self.now + TIMEOUT)
         self.flights[ticket] = (self.now + TIMEOUT, set(self.holds[-1].pages().tolist()))
+
+    @precondition(lambda self: self.holds)
+    @rule()
+    def leave_a_read_behind_and_evict(self) -> None:
+        self.read_prefix()
+        hold = self.holds.pop()
+        self.cache.release(hold, tuple(self._touching(hold.pages())))
+        self.cache.evict(PAGES)
 
     @rule(count=st.integers(1, 6))
     def evict(self, count: int) -> None:
