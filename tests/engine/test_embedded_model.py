@@ -16,6 +16,7 @@ from kvgate.engine.engine import Engine
 from kvgate.engine.generate import generate
 from kvgate.engine.models import LoadedModel, load_model
 from kvgate.evals.chat import Tokens
+from kvgate.evals.items import Item
 from kvgate.evals.suites.base import Order
 from kvgate.evals.suites.catalog import suite_class
 
@@ -42,16 +43,48 @@ def reference(folder: str) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
 
 
+QUESTIONS = (
+    "What is the capital of Italy?",
+    "Write one sentence about the sea.",
+    "List three colours.",
+    "How many days does a leap year have, and why?",
+    "Translate 'good morning' into French.",
+    "Explain in a few words what a page table does.",
+)
+# suite -> (context length, tasks; none means all) of what is built; the questions are asked with each item
+BUILT: dict[str, list[tuple[int, tuple[str, ...]]]] = {
+    "retrieval": [(128, ()), (640, ("single",))],
+    "code": [(96, ()), (448, ("constant",))],
+    "multi_turn": [(192, ())],
+    "instructions": [(96, ())],
+}
+
+
 @pytest.fixture(scope="module")
-def prompts(loaded: LoadedModel) -> list[list[int]]:
-    """Prompts as the suites make them, question included: 50 to 700 tokens."""
+def prompts(loaded: LoadedModel) -> dict[str, list[list[int]]]:
+    """Prompts of about 40 to 670 tokens: chat questions, and what the suites make, question included."""
     tokens = Tokens(loaded.tokenizer)
-    found = []
-    for name in ("retrieval", "code", "multi_turn", "instructions"):
-        order = Order(counts={96: 1, 192: 1, 600: int(name == "retrieval")}, seed=3)
-        for item in suite_class(name)().build(tokens, order):
-            found.append([*item.context, *item.turns[0].prompt])
-    return [prompt for prompt in found if len(prompt) <= 700][:24]
+    found = {name: [prompt_of(item) for item in build(tokens, name)] for name in BUILT}
+    chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    found["questions"] = [
+        loaded.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"]
+        for chat in chats
+    ]
+    assert sum(map(len, found.values())) >= 20
+    return found
+
+
+def build(tokens: Tokens, name: str) -> list[Item]:
+    suite = suite_class(name)()
+    return [
+        item
+        for length, tasks in BUILT[name]
+        for item in suite.build(tokens, Order(counts={length: 1}, tasks=tasks, seed=3))
+    ]
+
+
+def prompt_of(item: Item) -> list[int]:
+    return [*item.context, *item.turns[0].prompt]
 
 
 @pytest.fixture(autouse=True)
@@ -64,14 +97,14 @@ def engine_for(loaded: LoadedModel, tokens: int) -> Engine:
     return Engine(loaded, pages=90 * (tokens // 16 + 40))
 
 
+@pytest.mark.parametrize("kind", ["questions", *BUILT])
 def test_greedy_tokens_and_logits_are_those_of_transformers(
-    loaded: LoadedModel, reference: Any, prompts: list[list[int]]
+    loaded: LoadedModel, reference: Any, prompts: dict[str, list[list[int]]], kind: str
 ) -> None:
     """All rows in one batch, among them rows whose policy has room for everything."""
-    assert len(prompts) >= 20
-    assert min(map(len, prompts)) >= 50
-    engine = engine_for(loaded, 3 * sum(map(len, prompts)))
-    prefilled = [engine.prefill(prompt, needs=frozenset({"mass"})) for prompt in prompts]
+    chosen = prompts[kind]
+    engine = engine_for(loaded, 3 * sum(map(len, chosen)))
+    prefilled = [engine.prefill(prompt, needs=frozenset({"mass"})) for prompt in chosen]
     rows = [row for row, _ in prefilled]
     logits = torch.stack([last for _, last in prefilled])
     roomy = []
@@ -86,7 +119,7 @@ def test_greedy_tokens_and_logits_are_those_of_transformers(
     stops = frozenset(loaded.info.stop_ids)
     answers = generate(engine, everyone, first, [NEW_TOKENS] * len(everyone), [stops] * len(everyone))
 
-    for prompt, last, answer in zip(prompts, logits, answers, strict=False):
+    for prompt, last, answer in zip(chosen, logits, answers, strict=False):
         made = reference.generate(
             torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), do_sample=False,
             max_new_tokens=NEW_TOKENS, output_logits=True, return_dict_in_generate=True,
@@ -103,9 +136,9 @@ def test_greedy_tokens_and_logits_are_those_of_transformers(
 
 
 def test_h2o_keeps_what_a_float64_attention_matrix_says(
-    loaded: LoadedModel, folder: str, prompts: list[list[int]], live_tokens: Fixture
+    loaded: LoadedModel, folder: str, prompts: dict[str, list[list[int]]], live_tokens: Fixture
 ) -> None:
-    prompt = next(prompt for prompt in prompts if len(prompt) > 150)
+    prompt = prompts["retrieval"][0]
     policy = H2O.for_budget(len(prompt) // 2)
     engine = engine_for(loaded, 2 * len(prompt))
     parent, _ = engine.prefill(prompt, needs=policy.needs)
@@ -131,9 +164,8 @@ def test_h2o_keeps_what_a_float64_attention_matrix_says(
 
 def test_streaming_llm_at_half_of_1494_tokens(loaded: LoadedModel, live_tokens: Fixture) -> None:
     """Four sinks and {751..1493}, in every layer and head, and the pages of the rest are given back."""
-    tokens = Tokens(loaded.tokenizer)
     order = Order(counts={1700: 1}, tasks=("single",))
-    item = suite_class("retrieval")().build(tokens, order)[0]
+    item = suite_class("retrieval")().build(Tokens(loaded.tokenizer), order)[0]
     engine = engine_for(loaded, 2 * 1494)
     parent, _ = engine.prefill(item.context[:1494])
     row = engine.fork(parent, StreamingLLM.for_budget(747))
