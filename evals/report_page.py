@@ -56,6 +56,7 @@ overflow-wrap:anywhere}
 .fact{font-family:ui-monospace,"DejaVu Sans Mono",monospace;font-size:.85rem;line-height:1.9;margin:.2rem 0}
 .fact span{white-space:pre-wrap;border-bottom:3px solid var(--blue);padding-bottom:1px}
 .fact .some{border-bottom:3px dotted var(--amber)}
+.fact .few{border-bottom:1px dotted var(--red);color:var(--soft)}
 .fact .gone{border-bottom:0;text-decoration:line-through;text-decoration-color:var(--red);color:var(--soft)}
 .cell{min-width:2.6rem}
 @media print,(min-width:50rem){.two{display:grid;grid-template-columns:1fr 1fr;gap:0 1.5rem;align-items:start}

@@ -32,7 +32,7 @@ def print_leaderboard(board: Mapping[str, Any], console: Console, *, reasons: bo
         _print_slices(board, console, names)
     console.print(Text("\nReasons", style="bold"))
     for row in board["rows"]:
-        _print_reasons(row, console, names[row["label"]], every=reasons)
+        _print_reasons(row, console, every=reasons)
     console.print(_footer(board))
 
 
@@ -121,15 +121,10 @@ def _signed(value: float) -> str:
     return f"{value:+.2f}".replace("0.", ".")
 
 
-def _print_reasons(row: Mapping[str, Any], console: Console, name: ShortName, *, every: bool) -> None:
-    """A heading and what was found, indented; only the first reason unless all are asked for."""
-    head = Text.assemble(
-        (f"{SYMBOLS[row['status']]} {verdict_text(row['status'])} ", STYLES[row["status"]]), (str(name), "bold"),
-        f", {row['protocol']}",
-    )  # fmt: skip
-    console.print(head)
-    if every:
-        console.print(Padding(Text(f"--policy '{row['label']}'", style="dim"), (0, 0, 0, 4)))
+def _print_reasons(row: Mapping[str, Any], console: Console, *, every: bool) -> None:
+    """The row's label, as commands take it, and what was found; only the first reason unless all are asked for."""
+    verdict = f"{SYMBOLS[row['status']]} {verdict_text(row['status'])}"
+    console.print(Text.assemble((verdict, STYLES[row["status"]]), " ", (row["label"], "bold"), f", {row['protocol']}"))
     for reason in row["reasons"] if every else row["reasons"][:1]:
         console.print(Padding(Text(printable(reason)), (0, 0, 0, 4)))
     for flag in row["flags"] if every else ():

@@ -43,7 +43,7 @@ def test_fits_and_cuts_nothing(board: dict[str, Any], width: int, reasons: bool)
     assert max(cell_len(line) for line in text.splitlines()) <= width
     assert "…" not in text
     assert "streaming_llm" in text
-    assert ("--policy 'streaming_llm(positions=rebased)@0.25'" in text) == reasons
+    assert " streaming_llm(positions=rebased)@0.25, multi_turn" in text  # the label, as commands take it
     assert ("Disagreements" in text) == reasons
 
 
