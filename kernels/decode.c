@@ -14,6 +14,7 @@
 #define AT_ONCE 4 /* query heads that share a pass over K and V */
 
 typedef float lanes __attribute__((vector_size(64)));
+typedef float eight __attribute__((vector_size(32)));
 typedef uint16_t halves __attribute__((vector_size(32)));
 typedef uint32_t words __attribute__((vector_size(64)));
 
@@ -47,12 +48,22 @@ static inline lanes load(const char *at, int bf16) {
     return value;
 }
 
-static inline float total_of(lanes value) {
-    float a[LANES];
-    memcpy(a, &value, sizeof a);
-    for (int step = LANES / 2; step; step /= 2)
-        for (int j = 0; j < step; j++) a[j] += a[j + step];
-    return a[0];
+static inline eight half_of(lanes value) {
+    eight low, high;
+    memcpy(&low, &value, sizeof low);
+    memcpy(&high, (const char *)&value + sizeof low, sizeof high);
+    return low + high;
+}
+
+static inline eight pair_up(eight a, eight b) {
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14) + __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+}
+
+/* The sums of four vectors, in the first four places. */
+static inline eight totals(const lanes *four) {
+    eight a = pair_up(half_of(four[0]), half_of(four[1])), b = pair_up(half_of(four[2]), half_of(four[3]));
+    eight c = pair_up(a, b);
+    return pair_up(c, c);
 }
 
 /* exp of x <= 0 to about one unit in the last place; zero below -87 (Cephes' expf, branch free so that it vectorises) */
@@ -131,7 +142,8 @@ static inline __attribute__((always_inline)) void score(
             lanes key = load(found->k[i] + d * bytes, bf16);
             for (int g = 0; g < heads; g++) acc[g] += load((const char *)(query + g * dim + d), 0) * key;
         }
-        for (int g = 0; g < heads; g++) logits[g * SPLIT + i] = total_of(acc[g]);
+        eight sums = totals(acc);
+        for (int g = 0; g < heads; g++) logits[g * SPLIT + i] = sums[g];
     }
     for (int g = 0; g < heads; g++) {
         float *x = logits + g * SPLIT, top = -INFINITY;
