@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 
 import numpy as np
 from prometheus_client import generate_latest
 
 from kvgate.engine.engine import Engine
+from kvgate.engine.measure import measured_recovery
 from kvgate.engine.models import load_model
 from kvgate.engine.serving import Server
 from kvgate.lifecycle import metrics_cli
@@ -61,6 +63,7 @@ def build(args: argparse.Namespace) -> tuple[Server, ManagerMetrics]:
     loaded = load_model(args.model)
     blocks = loaded.info.layers * loaded.info.kv_heads
     engine = Engine(loaded, pages=args.blocks * blocks, page_size=config.page_size)
+    config = replace(config, recovery=measured_recovery(engine, config.recovery))
     metrics = ManagerMetrics(engine.store.page_bytes * blocks)
     area = HostArea.open(MemoryDisk(), config.recovery.host_blocks * engine.store.page_bytes * blocks)
     server = Server(engine, config, time.monotonic, retention=ValueDensity(), area=area, observer=metrics)

@@ -97,6 +97,14 @@ class Server:
         self._note()
         return ended
 
+    def retire(self, model_version: str) -> tuple[str, ...]:
+        """A model version goes out of service: its requests fail, its cached prefixes are forgotten at once."""
+        ended = self.manager.retire(model_version)
+        if self.store.cache is not None:
+            self.store.cache.invalidate(model_version=model_version)
+        self._note()
+        return ended
+
     def step(self) -> Plan:
         """One round: plan, compute, commit. An exception in the model fails the rows of the round, nobody else."""
         plan = self.manager.plan()

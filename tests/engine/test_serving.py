@@ -1,4 +1,4 @@
-"""The manager under the real engine, on a tiny random model: whatever happens to a request, its tokens stay the same."""
+"""The manager under the real engine, on a tiny random model: whatever happens to a request, its tokens stay."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from kvgate.engine.engine import Engine
+from kvgate.engine.measure import measured_recovery
 from kvgate.engine.models import LoadedModel, wrap
 from kvgate.engine.serving import Server
 from kvgate.lifecycle.admission import Outcome
@@ -239,6 +240,31 @@ def test_stop_ids_end_a_request_and_metrics_see_it(llama: LoadedModel) -> None:
         "kvgate_requests_ended_total", {"tenant": "default", "priority": "0", "state": "finished"}
     )
     assert ended == 1.0
+
+
+def test_retiring_a_version_fails_its_requests_and_forgets_its_prefixes(llama: LoadedModel) -> None:
+    server = Server(Engine(llama, pages=400, page_size=8), CONFIG, Ticks(), retention=ValueDensity())
+    prompt = prompts(1)[0]
+    for name, version in (("old", "v1"), ("new", "v2")):
+        server.submit(Spec(name, len(prompt), 20, model_version=version), prompt)
+    server.step()
+    assert server.retire("v1") == ("old",)
+    server.store.check()
+    assert server.requests["old"].state is State.FAILED
+    server.run()
+    assert server.requests["new"].tokens == alone(llama, prompt, 20)
+    assert server.store.cache is not None
+    assert len(server.store.cache) == 5
+
+
+def test_recovery_rates_are_measured_and_leave_no_page_behind(llama: LoadedModel) -> None:
+    engine = Engine(llama, pages=400, page_size=8)
+    found = measured_recovery(engine, HOSTED.recovery, tokens=64)
+    assert engine.tables.pool.free == 400
+    assert found.host_blocks == HOSTED.recovery.host_blocks
+    assert found.bytes_per_block == engine.store.page_bytes * 4
+    assert min(found.out_bytes_per_s, found.in_bytes_per_s, found.prefill_tokens_per_s) > 0
+    assert found.prefill_quadratic_s >= 0
 
 
 def test_bad_input_is_named(llama: LoadedModel) -> None:

@@ -50,6 +50,11 @@ CONFIG = ManagerConfig(
     tenants={"a": TenantConfig(), "b": TenantConfig(max_concurrency=2, page_quota=16), "c": TenantConfig(weight=3.0)},
 )
 ENDS = (Stage.CANCELLED, Stage.FAILED)
+# prompt, most, tenant, priority, slack to the deadline, model version
+ASKS = st.tuples(
+    st.integers(1, 40), st.integers(1, 50), st.sampled_from(("a", "a", "b", "c", "c", "nobody")), st.integers(0, 3),
+    st.one_of(st.none(), st.none(), st.integers(-2, 60)), st.sampled_from(("v1", "v1", "v1", "v2")),
+)  # fmt: skip
 
 
 def weak(data: bytes) -> bytes:
@@ -96,26 +101,39 @@ class Lifecycle(RuleBasedStateMachine):
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    @rule(
-        prompt=st.integers(1, 60), most=st.integers(1, 60), tenant=st.sampled_from((*TENANTS, "nobody")),
-        priority=st.integers(0, 3), slack=st.one_of(st.none(), st.integers(-2, 60)),
-        version=st.sampled_from(("v1", "v2")),
-    )  # fmt: skip
-    def submit(self, prompt: int, most: int, tenant: str, priority: int, slack: int | None, version: str) -> None:
-        spec = Spec(
-            f"r{self.next}", prompt, most, tenant, priority, None if slack is None else self.now + slack, version
-        )
-        self.next += 1
-        blocks = -(-(prompt + most - 1) // 4)
-        impossible = (
-            tenant == "nobody" or blocks > (16 if tenant == "b" else PAGES) or (slack is not None and slack <= 0)
-        )
-        decision = self.manager.submit(spec)
-        assert (decision.outcome is Outcome.REJECT) == impossible
-        if not impossible:
-            self.live[spec.id] = spec
-            again = self.manager.submit(replace(spec, prompt_len=1))
-            assert again.outcome is Outcome.REJECT
+    @rule(asked=st.lists(ASKS, min_size=1, max_size=4))
+    def submit(self, asked: list[tuple[int, int, str, int, int | None, str]]) -> None:
+        for prompt, most, tenant, priority, slack, version in asked:
+            deadline = None if slack is None else self.now + slack
+            spec = Spec(f"r{self.next}", prompt, most, tenant, priority, deadline, version)
+            self.next += 1
+            blocks = -(-(prompt + most - 1) // 4)
+            too_big = blocks > (16 if tenant == "b" else PAGES)
+            impossible = tenant == "nobody" or too_big or (slack is not None and slack <= 0)
+            decision = self.manager.submit(spec)
+            assert (decision.outcome is Outcome.REJECT) == impossible
+            if not impossible:
+                self.live[spec.id] = spec
+                again = self.manager.submit(replace(spec, prompt_len=1))
+                assert again.outcome is Outcome.REJECT
+
+    @precondition(lambda self: self.plan is None)
+    @rule(rounds=st.integers(1, 5), share=st.floats(0, 1))
+    def serve(self, rounds: int, share: float) -> None:
+        for _ in range(rounds):
+            self.plan_round()
+            self.pages_agree()
+            self.requests_agree()
+            self.commit(share)
+
+    @precondition(lambda self: self.planned and self.plan is not None)
+    @rule(data=st.data())
+    def cancel_in_flight(self, data: st.DataObject) -> None:
+        ids = sorted(set(self.planned.values()) & set(self.live))
+        if ids:
+            id = data.draw(st.sampled_from(ids))
+            assert self.manager.end(id, Stage.CANCELLED)
+            self._gone(id)
 
     @precondition(lambda self: self.plan is None)
     @rule()
@@ -177,6 +195,7 @@ class Lifecycle(RuleBasedStateMachine):
         if id not in self.live:
             assert not self.manager.end(id, Stage.FINISHED)
 
+    @precondition(lambda self: self.next % 5 == 4)
     @rule(version=st.sampled_from(("v1", "v2")))
     def retire(self, version: str) -> None:
         expected = {i for i, s in self.live.items() if s.model_version == version}
