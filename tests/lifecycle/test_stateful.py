@@ -383,7 +383,9 @@ class Lifecycle(RuleBasedStateMachine):
         for account in range(len(manager.tenants.names)):
             assert manager.tenants.blocks[account] == blocks[account]
             assert manager.tenants.queued[account] == queued[account]
-        tokens = Counter(s.tenant for s in self.live.values() for _ in range(s.prompt_len + s.max_tokens))
+        tokens: Counter[str] = Counter()
+        for spec in self.live.values():
+            tokens[spec.tenant] += spec.prompt_len + spec.max_tokens
         for account, name in enumerate(manager.tenants.names):
             assert manager.tenants.tokens[account] == tokens[name]
             limit = CONFIG.tenants[name].max_concurrency
