@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kvgate.evals.checks import repeat_identical, unsteady
+from kvgate.evals.fidelity_summary import fidelity_of
 from kvgate.evals.gates import Gate
 from kvgate.evals.records import SCHEMA_VERSION, CellRecord
 from kvgate.evals.slices import grid, mark_pareto, quality, survival
@@ -112,6 +113,7 @@ def _row(
     sound = cells if verdict.status != "invalid" else ()  # an invalid row may have no partner for its answers
     row["survival"] = survival(sound, paired)
     row["examples"] = disagreements(sound, paired)
+    row["fidelity"] = fidelity_of(cells)
     return row
 
 

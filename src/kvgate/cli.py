@@ -251,6 +251,10 @@ def _print_board(board: dict[str, Any], *, as_json: bool, reasons: bool) -> None
 
     console = Console(width=None if sys.stdout.isatty() else 150)
     print_leaderboard(board, console, reasons=reasons)
+    from kvgate.evals.fidelity_summary import fidelity_lines
+
+    for line in fidelity_lines(board):
+        console.print(line, highlight=False)
     if "stopped" in board:
         from kvgate.evals.until import describe
 

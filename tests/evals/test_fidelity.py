@@ -21,6 +21,7 @@ from kvgate.engine.models import load_model
 from kvgate.evals.chat import Tokens
 from kvgate.evals.fidelity import divergences, follow
 from kvgate.evals.fidelity_suite import OPENING, FidelitySuite
+from kvgate.evals.fidelity_summary import fidelity_lines
 from kvgate.evals.items import Fidelity
 from kvgate.evals.records import CellRecord
 from kvgate.evals.suites.base import Order
@@ -161,6 +162,13 @@ def test_a_run_of_the_suite(model: Path, tmp_path: Path) -> None:
             at = turn.fidelity.diverged
             assert turn.tokens[:at] == exact[record.item_hash].turns[0].tokens[:at]
             assert turn.tokens[at] != exact[record.item_hash].turns[0].tokens[at]
+    board = json.loads((tmp_path / "r" / "leaderboard.json").read_text())
+    rows = {row["label"]: row["fidelity"] for row in board["rows"]}
+    assert rows["h2o@1000"]["kl_max"] == rows["h2o@1000"]["diverged"] == 0
+    assert rows["h2o@1000"]["first_divergence"] is None
+    assert rows["h2o@0.5"]["kl_mean"] > 0
+    assert rows["h2o@0.5"]["answers"] == 6
+    assert len(list(fidelity_lines(board))) == 3
     checks = json.loads((tmp_path / "r" / "checks.json").read_text())
     assert {found["different"] for found in checks["repeat"].values()} == {0}
     assert {record.score for record in records if not record.exact and not record.covered} != {1.0}
