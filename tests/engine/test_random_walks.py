@@ -50,7 +50,8 @@ class Walk:
 
     def fork(self) -> None:
         row, oracle = self.random.choice(self.rows)
-        policy = self.random.choice(POLICIES) if row.policy is None and self.random.random() < 0.8 else None
+        able = [policy for policy in POLICIES if policy.needs <= row.collect]
+        policy = self.random.choice(able) if row.policy is None and self.random.random() < 0.8 else None
         child, twin = self.engine.fork(row, policy), copy.copy(oracle)
         twin.layers = copy.deepcopy(oracle.layers)
         if policy is not None:
