@@ -81,7 +81,6 @@ def rerun(
     """
     run = load_run(path)
     _require_row(run, wanted)
-    stored = stored_leaderboard(run.path)
     prepared = prepare(recorded_plan(run.manifest))
     found = obstacles(run, prepared)
     if found and not anyway:
@@ -89,7 +88,7 @@ def rerun(
             f"results folder {path}: cannot be compared, since {'; '.join(found)}; --anyway compares nevertheless"
         )
     units, available = _units(prepared, run, wanted)
-    stale = None if found else _stale_row(run, stored, wanted)
+    stale = None if found else _stale_row(run, wanted)
     if stale is not None:
         return Comparison(0, 0, available, stale)
     lines = _lines(path)
@@ -138,9 +137,9 @@ def _require_row(run: FinishedRun, wanted: Wanted) -> None:
         raise ValueError(f"policy {wanted.label!r}: no such row in {run.path}; it has {known}")
 
 
-def _stale_row(run: FinishedRun, stored: Mapping[str, Any], wanted: Wanted) -> Difference | None:
+def _stale_row(run: FinishedRun, wanted: Wanted) -> Difference | None:
     """The stored row against the one that the samples give."""
-    made = json.loads(json.dumps(run.leaderboard()))
+    stored, made = stored_leaderboard(run.path), json.loads(json.dumps(run.leaderboard()))
     rows = [_rows(board, wanted) for board in (stored, made)]
     found = next(differences(rows[0], rows[1]), None)
     return Difference(f"{LEADERBOARD} against {SAMPLES}", *found) if found else None

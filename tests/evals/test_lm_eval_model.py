@@ -119,6 +119,7 @@ def test_rolling_holds_the_budget_between_chunks(exact: KvgateLM) -> None:
     assert max(live) == 32
 
 
+@pytest.mark.slow
 def test_a_text_longer_than_the_model_is_rolled_in_lm_evals_windows(exact: KvgateLM) -> None:
     text = TEXT * 100  # 4500 tokens, 4096 positions
     (found,) = exact.loglikelihood_rolling([request("loglikelihood_rolling", text)])

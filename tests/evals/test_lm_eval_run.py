@@ -169,6 +169,7 @@ def test_a_policy_that_loses_nothing_is_enabled_and_gets_a_canary(made: dict[str
     assert row["evicted_tokens"] > 0
 
 
+@pytest.mark.slow
 def test_the_same_command_gives_the_same_bytes(made: dict[str, Any], done: Path, tmp_path: Path) -> None:
     names = (MANIFEST, SAMPLES, LEADERBOARD)
     tasks = "local_choice,local_answer,local_likelihood"

@@ -126,7 +126,9 @@ def test_a_run_stops_as_soon_as_the_loss_is_proved_and_says_so(
     assert f"stopped after {stopped['items']} of 40 items" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("cut", [0, 1, 2000, -1])
+@pytest.mark.parametrize(
+    "cut", [0, 2000, pytest.param(1, marks=pytest.mark.slow), pytest.param(-1, marks=pytest.mark.slow)]
+)
 def test_a_killed_run_stops_at_the_same_item_with_the_same_bytes(
     tiny: dict[str, Any], tmp_path: Path, cut: int
 ) -> None:
