@@ -7,8 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kvgate.compressors.evidence import Span
 from kvgate.engine.engine import Engine
 from kvgate.engine.models import LoadedModel, load_model
+from kvgate.engine.refusals import refuse_policy
+from kvgate.engine.sequence import Sequence as Row
 from kvgate.evals.cells import Column, Unit, columns, units
 from kvgate.evals.chat import Tokens
 from kvgate.evals.checks import run_checks
@@ -93,6 +96,10 @@ def prepare(config: RunConfig) -> Prepared:
     prepared = Prepared(config, loaded, tuple(items), tuple(found), made, manifest)
     if 0 < config.pages < (needed := most_pages(prepared)):
         raise ValueError(f"plan {config.name}: pages is {config.pages}, a batch may need {needed}; use 0 or that many")
+    for cell in (cell for unit in prepared.units for cell in unit.cells):
+        if cell.policy is not None:
+            row = Row(0, protected=tuple(Span(*span) for span in cell.item.protected))
+            refuse_policy(cell.policy, row, loaded.info)
     return prepared
 
 
