@@ -49,12 +49,17 @@ CONFIG = ManagerConfig(
     recovery=RecoveryConfig(host_blocks=HOST, prefill_tokens_per_s=50.0, bytes_per_block=1 << 28),
     tenants={"a": TenantConfig(), "b": TenantConfig(max_concurrency=2, page_quota=16), "c": TenantConfig(weight=3.0)},
 )
+Ask = tuple[int, int, str, int, int | None, str]
 ENDS = (Stage.CANCELLED, Stage.FAILED)
 # prompt, most, tenant, priority, slack to the deadline, model version
 ASKS = st.tuples(
-    st.integers(1, 40), st.integers(1, 50), st.sampled_from(("a", "a", "b", "c", "c", "nobody")), st.integers(0, 3),
-    st.one_of(st.none(), st.none(), st.integers(-2, 60)), st.sampled_from(("v1", "v1", "v1", "v2")),
-)  # fmt: skip
+    st.one_of(st.integers(1, 6), st.integers(1, 40)),
+    st.integers(1, 60),
+    st.sampled_from(("a", "a", "b", "c", "c", "nobody")),
+    st.integers(0, 3),
+    st.one_of(st.none(), st.none(), st.integers(-2, 60)),
+    st.sampled_from(("v1", "v1", "v1", "v2")),
+)
 
 
 def weak(data: bytes) -> bytes:
@@ -65,8 +70,8 @@ def weak(data: bytes) -> bytes:
 class Lifecycle(RuleBasedStateMachine):
     """See the module docstring."""
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(asked=st.lists(ASKS, min_size=4, max_size=8))
+    def begin(self, asked: list[Ask]) -> None:
         self.now = 0.0
         self.store = FlatStore(PAGES, HOST)
         self.ledger = self.store.ledger
@@ -84,6 +89,7 @@ class Lifecycle(RuleBasedStateMachine):
         self.forgotten: set[Namespace] = set()
         self.lost: list[int] = []
         self._watch_allocations()
+        self.submit(asked)
 
     def _watch_allocations(self) -> None:
         real = self.ledger.pool.alloc
@@ -101,8 +107,8 @@ class Lifecycle(RuleBasedStateMachine):
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    @rule(asked=st.lists(ASKS, min_size=1, max_size=4))
-    def submit(self, asked: list[tuple[int, int, str, int, int | None, str]]) -> None:
+    @rule(asked=st.lists(ASKS, min_size=2, max_size=5))
+    def submit(self, asked: list[Ask]) -> None:
         for prompt, most, tenant, priority, slack, version in asked:
             deadline = None if slack is None else self.now + slack
             spec = Spec(f"r{self.next}", prompt, most, tenant, priority, deadline, version)
@@ -134,6 +140,31 @@ class Lifecycle(RuleBasedStateMachine):
             id = data.draw(st.sampled_from(ids))
             assert self.manager.end(id, Stage.CANCELLED)
             self._gone(id)
+            self.submit([(3, 20, "a", 0, None, "v1")])  # sits down in the slot that has just become free
+
+    @precondition(lambda self: self.plan is None and any(self._running()))
+    @rule(data=st.data())
+    def preempt(self, data: st.DataObject) -> None:
+        id = data.draw(st.sampled_from(self._running()))
+        done = self.manager.preempt(self.manager.requests.index[id], "test")
+        assert done.id == id
+        if done.way.value == "terminate":
+            self._gone(id)
+
+    @precondition(lambda self: any(self._running()))
+    @rule(data=st.data(), twice=st.booleans())
+    def leave_during_an_export(self, data: st.DataObject, twice: bool) -> None:
+        id = data.draw(st.sampled_from(self._running()))
+        slot = self.manager.requests.index[id]
+        for _ in range(1 + twice):
+            ticket = self.ledger.fences.launch("export", self.now + TIMEOUT)
+            self.manager.export(id, ticket)
+            self.flights[ticket] = (self.now + TIMEOUT, set(self.store.held(slot).tolist()))
+        if twice:
+            del self.flights[ticket]
+            self.store.signal(ticket)
+        assert self.manager.end(id, Stage.FAILED)
+        self._gone(id)
 
     @precondition(lambda self: self.plan is None)
     @rule()
@@ -144,6 +175,7 @@ class Lifecycle(RuleBasedStateMachine):
             assert self.live[id].deadline is not None
             assert self.live[id].deadline <= self.now
             self._gone(id)
+        assert all(s.deadline is None or s.deadline > self.now for s in self.live.values()), "past its deadline"
         for victim in plan.preempted:
             assert victim.why
             if victim.way.value == "terminate":
@@ -195,7 +227,7 @@ class Lifecycle(RuleBasedStateMachine):
         if id not in self.live:
             assert not self.manager.end(id, Stage.FINISHED)
 
-    @precondition(lambda self: self.next % 5 == 4)
+    @precondition(lambda self: self.next % 7 == 6)
     @rule(version=st.sampled_from(("v1", "v2")))
     def retire(self, version: str) -> None:
         expected = {i for i, s in self.live.items() if s.model_version == version}
