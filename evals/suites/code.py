@@ -21,7 +21,8 @@ from kvgate.evals.suites.code_files import blocks, renamed_files, shelf
 from kvgate.evals.suites.completion import sites
 from kvgate.evals.suites.renaming import styled
 
-DEFINITIONS, EXAMPLES = 5, 2
+DEFINITIONS, EXAMPLES = 5, 3
+PARAMETERS = 3
 TAIL = 24  # tokens of code between the end of the context and the completed identifier
 
 
@@ -41,7 +42,7 @@ class Code(Generated):
         "completion": "the likeliest of four identifiers where the file itself uses one it defined long before",
         "imports": "two modules one after the other; a constant of one is asserted in a third that imports it",
     }
-    optional = frozenset({"imports"})
+    optional = frozenset({"signature"})  # the embedded model mixes parameters of several functions up
     loose_depths = frozenset({"completion"})
     options: ClassVar = {"folder": "", "package": ""}
 
@@ -84,10 +85,10 @@ def _labels(spot: Spot) -> Shape:
 
 
 def _signatures(spot: Spot) -> Shape:
-    pool = spot.rng.sample(words.THINGS, 3 * DEFINITIONS)
+    pool = spot.rng.sample(words.THINGS, PARAMETERS * DEFINITIONS)
     return Shape(
         _names(spot, "function"),
-        [", ".join(pool[start : start + 3]) for start in range(0, len(pool), 3)],
+        [", ".join(pool[start : start + PARAMETERS]) for start in range(0, len(pool), PARAMETERS)],
         "def {}({}):\n    raise NotImplementedError\n".format,
         lambda name, value: f"def {name}({value}" + ("):" if value else ""),
     )
