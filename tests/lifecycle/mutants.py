@@ -36,7 +36,7 @@ def load() -> list[Mutant]:
     return [Mutant(**raw) for raw in yaml.safe_load(LIST.read_text())]
 
 
-def survives(mutant: Mutant, examples: int = 60) -> bool:
+def survives(mutant: Mutant, examples: int = 80) -> bool:
     """True if the stateful test passes on the mutant. Raises ValueError if its text is not there exactly once."""
     with tempfile.TemporaryDirectory() as scratch:
         package = Path(scratch) / "kvgate"

@@ -143,13 +143,23 @@ class Lifecycle(RuleBasedStateMachine):
             self.submit([(3, 20, "a", 0, None, "v1")])  # sits down in the slot that has just become free
 
     @precondition(lambda self: self.plan is None and any(self._running()))
-    @rule(data=st.data())
-    def preempt(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), leave=st.booleans())
+    def preempt(self, data: st.DataObject, leave: bool) -> None:
         id = data.draw(st.sampled_from(self._running()))
         done = self.manager.preempt(self.manager.requests.index[id], "test")
         assert done.id == id
-        if done.way.value == "terminate":
+        if leave and done.way.value != "terminate":
+            assert self.manager.end(id, Stage.CANCELLED)
+        if leave or done.way.value == "terminate":
             self._gone(id)
+
+    @precondition(lambda self: self.plan is None and any(self._running()))
+    @rule(more=st.integers(1, 3))
+    def something_urgent(self, more: int) -> None:
+        blocks = self.store.available() + more
+        if blocks < PAGES:
+            self.submit([(4 * blocks - 3, 4, "a", 0, None, "v1")])
+            self.plan_round()
 
     @precondition(lambda self: any(self._running()))
     @rule(data=st.data(), twice=st.booleans())
