@@ -32,8 +32,12 @@ def kind_of(tokens: int, group: int) -> Kind:
     return "short" if tokens * group <= 64 else "long"
 
 
-def attention_tile(kind: Kind, head_dim: int, group: int, element_size: int, sinks: bool, paged: bool) -> Tile:
-    """Tile for a kind of row; element_size in bytes. A second query for sinks and page lookups cost registers.
+def attention_tile(
+    kind: Kind, head_dim: int, group: int, element_size: int, sinks: bool, paged: bool, hopper: bool
+) -> Tile:
+    """Tile for a kind of row; element_size in bytes; hopper: wgmma is there (compute capability 9.0 and later).
+
+    A second query for sinks and page lookups cost registers. Chosen with `compile_gate`, not yet timed on a GPU.
 
     fp32 dots run without tensor cores (TF32 would be another function) and take small tiles to stay in registers.
     """
@@ -46,10 +50,14 @@ def attention_tile(kind: Kind, head_dim: int, group: int, element_size: int, sin
         return Tile(max(16, least), 16 if sinks and block_d <= 64 else 32, block_d, split, 8, 1)
     if kind == "decode":
         return Tile(max(16, least), 32 if sinks or block_d > 128 else 64, block_d, split, 4, 1)
-    if block_d > 128 or (sinks and kind == "short"):
+    if block_d > 128 or (kind == "short" and sinks and (block_d > 64 or not hopper)):
         return Tile(max(32, least), 32, block_d, split, 4, 2)
     if kind == "short":
         return Tile(max(64, least), 64, block_d, split, 4, 1)
+    if not hopper and block_d > 64:
+        return Tile(max(64, least), 64, block_d, split, 8, 2)
+    if not hopper and paged:
+        return Tile(max(32, least), 32, block_d, split, 4, 2)
     if paged:  # with more rows or warps the compiler loads K and V in the dot's own layout, a few bytes at a time
         return Tile(max(64, least), 64, block_d, split, 4, 3)
     return Tile(max(128, least), 64, block_d, split, 8, 2)

@@ -23,6 +23,11 @@ def interpreted() -> bool:
     return bool(knobs.runtime.interpret)
 
 
+def _hopper() -> bool:
+    """Whether the GPU in use has wgmma; the interpreter follows the newer tiles."""
+    return interpreted() or int(triton.runtime.driver.active.get_current_target().arch) >= 90
+
+
 @dataclass(frozen=True, slots=True)
 class _Tiles:
     """Work of one launch: tile i owns tokens from first_I[i] of row row_I[i], or (both None) row i's only token."""
@@ -56,10 +61,8 @@ class _Launch:
 
     def tile(self, kind: Kind) -> Tile:
         """Tile for the rows of a kind."""
-        sinks = self.rules.q_sink is not None
-        return attention_tile(
-            kind, int(self.q.shape[2]), self.group, self.q.element_size(), sinks, self.cache is not None
-        )
+        sinks, paged, size = self.rules.q_sink is not None, self.cache is not None, self.q.element_size()
+        return attention_tile(kind, int(self.q.shape[2]), self.group, size, sinks, paged, _hopper())
 
     def pointers(self) -> dict[str, Tensor]:
         """Pointer arguments; unused ones get a tensor that the kernel does not read."""

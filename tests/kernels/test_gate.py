@@ -76,7 +76,7 @@ def test_a_tile_holds_the_group(group):
     for kind in ("decode", "short", "long"):
         for dim in (40, 64, 80, 96, 128, 256):
             for size in (2, 4):
-                tile = tiles.attention_tile(kind, dim, group, size, True, True)
+                tile = tiles.attention_tile(kind, dim, group, size, True, True, dim < 100)
                 assert tile.block_m >= max(16, group)
                 assert tile.block_d >= dim
                 assert tile.split % tile.block_n == 0
