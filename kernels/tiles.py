@@ -10,7 +10,10 @@ Kind = Literal["decode", "short", "long"]  # one tile of 16 query rows, one of 6
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """block_m query rows (tokens x G), block_n slots; split: slots of one split, 0 for none."""
+    """block_m query rows (tokens x G), block_n slots; split: slots of one split, 0 for none.
+
+    registers: a thread's, at most. Left to itself the assembler aims at half of them and spills a few.
+    """
 
     block_m: int
     block_n: int
@@ -18,6 +21,7 @@ class Tile:
     split: int
     num_warps: int
     num_stages: int
+    registers: int = 255
 
 
 def power_of_two(value: int) -> int:
@@ -49,7 +53,7 @@ def attention_tile(
             return Tile(max(16, least), 16, block_d, split, 8, 2)
         return Tile(max(16, least), 16 if sinks and block_d <= 64 else 32, block_d, split, 8, 1)
     if kind == "decode":
-        return Tile(max(16, least), 32 if sinks or block_d > 128 else 64, block_d, split, 4, 1)
+        return Tile(max(16, least), 32 if sinks or block_d > 128 else 64, block_d, split, 4, 1, 168)
     if block_d > 128 or (kind == "short" and sinks and (block_d > 64 or not hopper)):
         return Tile(max(32, least), 32, block_d, split, 4, 2)
     if kind == "short":

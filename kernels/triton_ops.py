@@ -301,6 +301,7 @@ def _start_attend(
         STORE_SCORES=scores is not None,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        maxnreg=tile.registers,
     )
 
 
@@ -320,4 +321,5 @@ def _column_mass(launch: _Launch, results: _Results, mass_RHn: Tensor) -> None:
         BLOCK_D=tile.block_d,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        maxnreg=tile.registers,
     )
