@@ -54,7 +54,7 @@ def attention_tile(
         return Tile(max(16, least), 16 if sinks and block_d <= 64 else 32, block_d, split, 8, 1)
     if kind == "decode":
         return Tile(max(16, least), 32 if sinks or block_d > 128 else 64, block_d, split, 4, 1, 168)
-    if block_d > 128 or (kind == "short" and sinks and (block_d > 64 or not hopper)):
+    if block_d > 128 or (kind == "short" and (not hopper or (sinks and block_d > 64))):
         return Tile(max(32, least), 32, block_d, split, 4, 2)
     if kind == "short":
         return Tile(max(64, least), 64, block_d, split, 4, 1)
