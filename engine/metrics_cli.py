@@ -8,14 +8,11 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from prometheus_client import generate_latest
 
-from kvgate.engine.engine import Engine
-from kvgate.engine.measure import measured_recovery
-from kvgate.engine.models import load_model
-from kvgate.engine.serving import Server
 from kvgate.lifecycle import metrics_cli
 from kvgate.lifecycle.config import load_config
 from kvgate.lifecycle.generate import generate
@@ -24,6 +21,9 @@ from kvgate.lifecycle.prefix.value_density import ValueDensity
 from kvgate.lifecycle.replay_cli import DEFAULT_CONFIG
 from kvgate.lifecycle.swap.area import HostArea
 from kvgate.lifecycle.swap.disk import MemoryDisk
+
+if TYPE_CHECKING:
+    from kvgate.engine.serving import Server
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -59,6 +59,12 @@ def main(args: argparse.Namespace) -> int:
 
 def build(args: argparse.Namespace) -> tuple[Server, ManagerMetrics]:
     """A server with the workload's requests queued, and its metrics."""
+    # Here, so that the other commands do not wait for torch.
+    from kvgate.engine.engine import Engine
+    from kvgate.engine.measure import measured_recovery
+    from kvgate.engine.models import load_model
+    from kvgate.engine.serving import Server
+
     config = load_config(args.config or DEFAULT_CONFIG)
     loaded = load_model(args.model)
     blocks = loaded.info.layers * loaded.info.kv_heads

@@ -6,9 +6,10 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvgate.evals.config import RunConfig, SuiteChoice, parse_policy, policy_entry
+if TYPE_CHECKING:
+    from kvgate.evals.config import RunConfig
 
 _DESCRIPTION = """\
 Runs lm-eval tasks with the exact cache and under policies, pairs documents by lm-eval's own hashes, and judges them.
@@ -64,6 +65,8 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _config(args: argparse.Namespace) -> RunConfig:
+    from kvgate.evals.config import RunConfig, SuiteChoice, parse_policy, policy_entry
+
     names = list(dict.fromkeys(name.strip() for name in args.tasks.split(",") if name.strip()))
     if not names:
         raise ValueError(f"--tasks {args.tasks!r}: name at least one task")

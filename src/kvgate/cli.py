@@ -38,13 +38,12 @@ def build_parser() -> argparse.ArgumentParser:
     _add_canary(commands)
     _add_show(commands)
     _add_lists(commands)
-    from kvgate.evals import lm_eval_cli, power_cli, prove_cli, report, rerun_cli
+    from kvgate.engine import metrics_cli
+    from kvgate.evals import lm_eval_cli, power_cli, prove_cli, report_cli, rerun_cli
+    from kvgate.lifecycle import replay_cli
 
-    power_cli.add_parser(commands)
-    prove_cli.add_parser(commands)
-    report.add_parser(commands)
-    lm_eval_cli.add_parser(commands)
-    rerun_cli.add_parser(commands)
+    for module in (report_cli, rerun_cli, lm_eval_cli, prove_cli, power_cli, replay_cli, metrics_cli):
+        module.add_parser(commands)
     return parser
 
 
