@@ -42,5 +42,11 @@ lint: setup  ## ruff, mypy --strict and the import floors
 bench: setup  ## benchmarks, each beside a reference in the same run
 	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
 
+# make check-triton VERSION=3.6.0
+VERSION ?= 3.9.0
+check-triton: setup  ## compile every kernel configuration for sm_80 and sm_90 with another Triton (VERSION=)
+	test -d .venv-triton-$(VERSION)/triton || $(BIN)/pip install -q --no-deps --target .venv-triton-$(VERSION) triton==$(VERSION)
+	env -u TRITON_INTERPRET PYTHONPATH=.venv-triton-$(VERSION) $(BIN)/python -W ignore -m kvgate.kernels.compile_gate --out results/kernels/compile-$(VERSION).json
+
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -59,8 +59,11 @@ def machine() -> dict[str, Any]:
     """Processor and cores, the GPU if one is used."""
     import torch
 
+    from kvgate.kernels import native
+
     found: dict[str, Any] = {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()}
     found["threads"] = torch.get_num_threads()
+    found["compiled_decode"] = native.library() is not None
     if torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name(0)
     return found
