@@ -19,7 +19,12 @@ CHECKS = "checks.json"
 LEADERBOARD = "leaderboard.json"
 STOP = "stop.json"
 # What must agree before a run may go on in the same folder, and how to name it.
-_MUST_AGREE = (("config_hash", "plan or model"), ("code_hash", "kvgate code"), ("packages", "package versions"))
+_MUST_AGREE = (
+    ("config_hash", "plan or model"),
+    ("code_hash", "kvgate code"),
+    ("packages", "package versions"),
+    ("machine", "machine or number of threads"),
+)
 
 
 def write_json(path: Path, value: Any) -> None:
