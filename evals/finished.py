@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +16,7 @@ from kvgate.evals.config import RunConfig, parse_plan
 from kvgate.evals.folder import CHECKS, LEADERBOARD, MANIFEST, SAMPLES, STOP, read_json, read_samples
 from kvgate.evals.gates import load_gate
 from kvgate.evals.leaderboard import build_leaderboard
-from kvgate.evals.records import SCHEMA_VERSION, CellRecord
+from kvgate.evals.records import EXACT, SCHEMA_VERSION, CellRecord
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,31 @@ def load_run(path: Path) -> FinishedRun:
     if foreign or not records:
         raise ValueError(f"{path / SAMPLES}: {len(foreign)} of {len(records)} samples do not belong to this run")
     stop = read_json(path / STOP) if manifest["plan"].get("until_decided") else None
+    _require_whole(records, None if stop else manifest["items"], path / SAMPLES)
     return FinishedRun(path, manifest, records, checks, stop)
+
+
+def _require_whole(records: Sequence[CellRecord], items: int | None, path: Path) -> None:
+    """ValueError unless every policy has each item of the exact run once, and the exact run all ``items`` of the plan.
+
+    Otherwise whoever leaves out the items that were lost would turn a bad policy into a good one.
+    """
+    sides: dict[tuple[str, str], list[str]] = {}
+    for record in records:
+        sides.setdefault((record.label, record.protocol), []).append(record.item_hash)
+    exact = {protocol: set(found) for (label, protocol), found in sides.items() if label == EXACT}
+    for (label, protocol), found in sorted(sides.items()):
+        if len(found) != len(set(found)):
+            raise ValueError(f"{path}: {label} ({protocol}) has an item twice; restore the file or run again")
+        missing = exact.get(protocol, set()) ^ set(found)
+        if missing:
+            raise ValueError(
+                f"{path}: {len(missing)} items of {label} ({protocol}) are on one side only, {min(missing)[:12]} first;"
+                " restore the file or run again"
+            )
+    total = sum(map(len, exact.values()))
+    if items is not None and total != items:
+        raise ValueError(f"{path}: has {total} items, the plan has {items}; finish the run or restore the file")
 
 
 def oracle_reasons(manifest: Mapping[str, Any]) -> dict[str, str]:

@@ -39,10 +39,10 @@ def build_parser() -> argparse.ArgumentParser:
     _add_show(commands)
     _add_lists(commands)
     from kvgate.engine import metrics_cli
-    from kvgate.evals import lm_eval_cli, power_cli, prove_cli, report_cli, rerun_cli
+    from kvgate.evals import lm_eval_cli, plan_cli, power_cli, prove_cli, report_cli, rerun_cli
     from kvgate.lifecycle import replay_cli
 
-    for module in (report_cli, rerun_cli, lm_eval_cli, prove_cli, power_cli, replay_cli, metrics_cli):
+    for module in (plan_cli, report_cli, rerun_cli, lm_eval_cli, prove_cli, power_cli, replay_cli, metrics_cli):
         module.add_parser(commands)
     return parser
 

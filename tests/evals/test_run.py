@@ -244,7 +244,7 @@ def test_results_folder_of_another_plan(tiny: dict[str, Any], tmp_path: Path, ca
     assert main(["run", "--plan", str(tiny["path"]), "--out", "/proc/kvgate"]) == 2
 
 
-@pytest.mark.parametrize("damage", ["score", "duplicate", "not json", "field", "foreign", "torn"])
+@pytest.mark.parametrize("damage", ["score", "duplicate", "not json", "field", "foreign", "torn", "one side", "item"])
 def test_damaged_samples_are_named(tiny: dict[str, Any], tmp_path: Path, capsys: Any, damage: str) -> None:
     for name in (MANIFEST, "checks.json"):
         (tmp_path / name).write_bytes((tiny["done"] / name).read_bytes())
@@ -257,13 +257,19 @@ def test_damaged_samples_are_named(tiny: dict[str, Any], tmp_path: Path, capsys:
         "field": json.dumps({key: value for key, value in row.items() if key != "cluster"}),
         "foreign": json.dumps({**row, "config_hash": "0" * 32}),
         "torn": lines[1],
+        "one side": None,
+        "item": None,
     }[damage]
-    text = "\n".join([lines[0], changed, *lines[2:]]) + ("" if damage == "torn" else "\n")
+    kept = [lines[0], changed, *lines[2:]] if changed else [lines[0], *lines[2:]]
+    if damage == "item":  # a lost item left out on both sides would make a policy look better
+        kept = [line for line in lines if json.loads(line)["item_hash"] != row["item_hash"]]
+    text = "\n".join(kept) + ("" if damage == "torn" else "\n")
     (tmp_path / SAMPLES).write_text(text)
     code = main(["gate", str(tmp_path), "--enforce"])
     captured = capsys.readouterr()
     assert code == 2
-    assert "line 2" in captured.err or damage in ("foreign", "torn")
+    named = {"one side": "on one side only", "item": "the plan has", "foreign": "do not belong", "torn": "incomplete"}
+    assert named.get(damage, "line 2") in captured.err
 
 
 def test_lists_and_help(capsys: Any) -> None:
