@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 
 from kvgate.cli import main
+from kvgate.evals.config import load_plan
+from kvgate.evals.gates import load_gate
+from kvgate.evals.suites.catalog import suite_class
 
 
 def test_a_plan_is_shown_without_its_model(capsys: Any) -> None:
     assert main(["plan", "quick"]) == 0
     shown = capsys.readouterr().out
     assert "retrieval        about 44 items" in shown
-    assert "13 rows an item" in shown
+    assert "11 rows an item" in shown
 
 
 def test_power_tells_a_quick_plan_from_one_that_can_pass_production(capsys: Any) -> None:
@@ -22,6 +25,15 @@ def test_power_tells_a_quick_plan_from_one_that_can_pass_production(capsys: Any)
     needed = int(last.rsplit(" ", 1)[1])
     assert "3 suites of 9 slices" in last
     assert 250 < needed <= 1300
+
+
+def test_the_quick_plan_can_pass_its_gate() -> None:
+    config = load_plan("quick")
+    gate = load_gate(config.gate)
+    for choice in config.suites:
+        tasks = suite_class(choice.name)().chosen(choice.tasks)
+        assert sum(choice.counts.values()) * len(tasks) >= max(40, gate.min_items)
+        assert min(choice.counts.values()) * len(tasks) >= gate.min_slice_clusters, "a slice too small to be judged"
 
 
 @pytest.mark.parametrize("bad", [["plan", "nope"], ["plan", "--gate", "nope"], ["plan", "--power", "1.5"]])
