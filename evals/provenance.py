@@ -51,7 +51,7 @@ def git_revision() -> dict[str, Any]:
     if not (folder / ".git").exists():
         return {"revision": "none", "dirty": False}
     revision = _git(folder, "rev-parse", "HEAD")
-    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!results")
     return {"revision": revision or "none", "dirty": bool(changed)}
 
 
