@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvgate.evals.cells import Unit
-from kvgate.evals.records import EXACT, SCHEMA_VERSION, CellRecord
+from kvgate.evals.records import SCHEMA_VERSION, CellRecord
 from kvgate.evals.runner import Runner
 
 
@@ -35,22 +35,6 @@ def run_checks(runner: Runner, units: Sequence[Unit], records: Sequence[CellReco
         "units": [unit.index for unit in first.values()],
         "repeat": {label: _counted(found) for label, found in sorted(repeat.items())},
         "batch_invariance": _counted(alone),
-    }
-
-
-def repeat_identical(checks: Mapping[str, Any]) -> bool | None:
-    """Whether the exact run, repeated, gave the same; None if it was not repeated."""
-    exact = checks["repeat"].get(EXACT)
-    return None if exact is None or exact["cells"] == 0 else exact["different"] == 0
-
-
-def unsteady(checks: Mapping[str, Any]) -> dict[str, str]:
-    """Labels of policies that answered differently when repeated, with the reason that makes them invalid."""
-    return {
-        label: f"{found['different']} of {found['cells']} repeated cells answer differently: the policy carries state "
-        "from item to item or is not deterministic"
-        for label, found in checks["repeat"].items()
-        if label != EXACT and found["different"]
     }
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from kvgate.evals.checks import repeat_identical, unsteady
 from kvgate.evals.fidelity_summary import fidelity_of
 from kvgate.evals.gates import Gate
 from kvgate.evals.records import SCHEMA_VERSION, CellRecord
+from kvgate.evals.repetition import repeat_identical, unsteady
 from kvgate.evals.slices import grid, mark_pareto, quality, survival
 from kvgate.evals.slices_examples import disagreements
 from kvgate.evals.statistics_fixed import cluster_interval
