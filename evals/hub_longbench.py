@@ -26,8 +26,8 @@ class HubLongBench(HubSuite):
         **dict.fromkeys(CODE, "next line of code, edit similarity"),
     }
     source = Source(
-        repo="THUDM/LongBench",
-        revision="7956e94fb272285d5ed77fe3ba9843ed250ce6f4",
+        repo="zai-org/LongBench",
+        revision="5e628be450b7e67fb7ae6e201bd6d8f7056f7672",
         licence="MIT (repository); each source data set has its own",
         files={task: f"data.zip/data/{task}.jsonl" for task in (*QA, *LABELS, *CODE)},
     )

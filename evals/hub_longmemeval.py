@@ -1,7 +1,8 @@
 """LongMemEval (Wu et al. 2024, arXiv:2410.10813): questions about a long history of chat sessions.
 
-The paper's judge is a model; here the answer is scored by F1 of words, so only questions with short factual answers are
-used, and abstention questions are left out.
+The files are the authors' cleaned release of September 2025, which replaces the first one. The paper's judge is a
+model; here the answer is scored by F1 of words, so only questions with short factual answers are used, and abstention
+questions are left out.
 """
 
 from __future__ import annotations
@@ -29,16 +30,20 @@ class HubLongMemEval(HubSuite):
     }
     optional = frozenset({"s", "m"})
     source = Source(
-        repo="xiaowu0162/longmemeval",
-        revision="d8673c8819c3e42833f9b1849300ab94c12bbb6a",
+        repo="xiaowu0162/longmemeval-cleaned",
+        revision="98d7416c24c778c2fee6e6f3006e7a073259d48f",
         licence="mit",
-        files={task: f"longmemeval_{task}" for task in ("oracle", "s", "m")},
+        files={
+            "oracle": "longmemeval_oracle.json",
+            "s": "longmemeval_s_cleaned.json",
+            "m": "longmemeval_m_cleaned.json",
+        },
     )
 
     def item(self, tokens: Tokens, task: str, row: Row) -> Item:
         """The sessions as one conversation, then the question."""
         kind, answers = field(row, "question_type"), texts(row, "answer")
-        history = _history(tokens, field(row, "haystack_sessions", list))
+        history = _history(tokens, field(row, "haystack_sessions", list), field(row, "haystack_dates", list))
         question = f"Today is {field(row, 'question_date')}. {field(row, 'question')} Answer in a few words."
         identity = field(row, "question_id")
         return Item(
@@ -57,12 +62,18 @@ class HubLongMemEval(HubSuite):
         return not field(row, "question_id").endswith("_abs") and field(row, "question_type") != JUDGED
 
 
-def _history(tokens: Tokens, sessions: list[Any]) -> Ids:
-    """Ids up to the point where the user asks. Consecutive messages of one side are joined."""
+def _history(tokens: Tokens, sessions: list[Any], dates: list[Any]) -> Ids:
+    """Ids up to the point where the user asks. Consecutive messages of one side are joined.
+
+    Sessions come by date, each under its own, as in the authors' run_generation.py: many questions ask what came when.
+    """
+    if len(dates) != len(sessions):
+        raise ValueError(f"field 'haystack_dates' has {len(dates)} entries for {len(sessions)} sessions")
     said: list[tuple[str, str]] = []
-    for session in sessions:
-        for message in session:
+    for date, session in sorted(zip(dates, sessions, strict=True), key=lambda pair: str(pair[0])):
+        for number, message in enumerate(session):
             role, text = field(message, "role"), field(message, "content")
+            text = text if number else f"[{date}]\n{text}"
             if said and said[-1][0] == role:
                 said[-1] = (role, said[-1][1] + "\n\n" + text)
             else:

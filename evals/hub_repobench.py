@@ -26,7 +26,7 @@ class HubRepoBench(HubSuite):
     }
     source = Source(
         repo="tianyang/repobench_python_v1.1",
-        revision=None,
+        revision="8a7cf0c8942cc1aa066bf261839650ac55a2ff79",
         licence="cc",
         files={split: f"data/{split}-*.parquet" for split in SPLITS},
     )

@@ -21,7 +21,7 @@ class HubRuler(HubSuite):
     optional = frozenset({"8192", "16384"})
     source = Source(
         repo="simonjegou/ruler",
-        revision=None,
+        revision="24adceac8a0e6532936e8d721cd9e9084d2e4686",
         licence="not stated; RULER's own code is Apache-2.0",
         files={size: f"{size}/test-*.parquet" for size in ("4096", "8192", "16384")},
     )

@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ SCBENCH = {
     "context": TEXT,
     "multi_turns": [{"input": "Key a?", "answer": "1234"}, {"input": "Key b?", "answer": ["5678", "56 78"]}],
 }
+NUMBERS = {"id": 4, "context": [3, 17, 5], "multi_turns": [{"input": "The largest number is:", "answer": 17}]}
+TRACE = {"id": 5, "input": TEXT, "multi_turns": [{"input": "Which variables are 7?", "answer": ["AB", "CD"]}]}
 REPOBENCH = {
     "repo_name": "me/mine",
     "file_path": "a/b.py",
@@ -69,10 +72,13 @@ LONGMEMEVAL = {
     "question": "What is my dog's name?",
     "answer": 7,
     "question_date": "2023/05/30 (Tue) 23:40",
+    "haystack_session_ids": ["answer_2", "answer_1"],
+    "haystack_dates": ["2023/05/29 (Mon) 10:00", "2023/05/20 (Sat) 02:21"],
     "haystack_sessions": [
-        [{"role": "user", "content": TEXT}, {"role": "assistant", "content": "I see.", "has_answer": True}],
         [{"role": "user", "content": "My dog is 7."}, {"role": "user", "content": "And old."}],
+        [{"role": "user", "content": TEXT}, {"role": "assistant", "content": "I see.", "has_answer": True}],
     ],
+    "answer_session_ids": ["answer_2"],
 }
 
 
@@ -90,13 +96,14 @@ def local(tmp_path: Path) -> Path:
         for task in HubLongBench.tasks:
             archive.writestr(f"data/{task}.jsonl", jsonl(CODE if task in ("lcc", "repobench-p") else LONGBENCH))
     (tmp_path / "data.json").write_text(json.dumps([LONGBENCH2, {**LONGBENCH2, "context": TEXT * 99}]))
-    (tmp_path / "data" / "multi_turn_kv.jsonl").write_text(jsonl(SCBENCH))
-    (tmp_path / "data" / "multi_turn_qa_eng.jsonl").write_text(jsonl({**SCBENCH, "input": TEXT}))
+    for task, row in {"kv": SCBENCH, "qa_eng": SCBENCH, "mf": NUMBERS, "vt": TRACE}.items():
+        (tmp_path / "data" / f"scbench_{task}.jsonl").write_text(jsonl(row))
     for split in HubRepoBench.tasks:
-        Dataset.from_list([REPOBENCH]).to_parquet(tmp_path / "data" / f"{split}-00000-of-00001.parquet")
+        for shard in ("00000-of-00002-baebda7f3a6e980a", "00001-of-00002-5780ed62c5162a3e"):
+            Dataset.from_list([REPOBENCH]).to_parquet(tmp_path / "data" / f"{split}-{shard}.parquet")
     abstention = {**LONGMEMEVAL, "question_id": "q1_abs", "answer": "You did not say."}
     judged = {**LONGMEMEVAL, "question_type": "single-session-preference"}
-    (tmp_path / "longmemeval_oracle").write_text(json.dumps([abstention, judged, LONGMEMEVAL]))
+    (tmp_path / "longmemeval_oracle.json").write_text(json.dumps([abstention, judged, LONGMEMEVAL]))
     return tmp_path
 
 
@@ -145,10 +152,22 @@ def test_scbench(tokens: Tokens, local: Path) -> None:
     assert [turn.scoring for turn in item.turns] == [Exact(("1234",)), Exact(("5678", "56 78"))]
     (graded,) = build(HubSCBench(), tokens, local, "qa_eng")
     assert isinstance(graded.turns[0].scoring, Overlap)
+    assert (
+        item.turns[0].max_new_tokens > graded.turns[0].max_new_tokens
+    )  # a random string takes more tokens than a name
+
+
+def test_scbench_contexts_that_are_numbers_or_called_input(tokens: Tokens, chatml: Any, local: Path) -> None:
+    (numbers,) = build(HubSCBench(), tokens, local, "mf")
+    assert chatml.decode(numbers.context).endswith("[3, 17, 5]")
+    assert numbers.turns[0].scoring == Exact(("17",))
+    (trace,) = build(HubSCBench(), tokens, local, "vt")
+    assert TEXT.strip() in chatml.decode(trace.context)
+    assert trace.turns[0].scoring == Recall(("AB", "CD"))  # all of the names are asked for
 
 
 def test_repobench(tokens: Tokens, chatml: Any, local: Path) -> None:
-    (item,) = build(HubRepoBench(), tokens, local, "in_file")
+    item, _ = build(HubRepoBench(), tokens, local, "in_file", 2)  # one row from each shard
     whole = chatml.decode(item.context + item.turns[0].prompt)
     assert whole.startswith("# Path: a/box.py\nclass Box:")
     assert whole.endswith("def make():\n    x = 1\n")
@@ -158,9 +177,15 @@ def test_longmemeval(tokens: Tokens, chatml: Any, local: Path) -> None:
     (item,) = build(HubLongMemEval(), tokens, local, "oracle")  # abstention and judged questions are passed over
     text = chatml.decode(item.context + item.turns[0].prompt)
     assert text.count("<|im_start|>user") == 3
-    assert "My dog is 7.\n\nAnd old.<|im_end|>" in text
+    assert "[2023/05/29 (Mon) 10:00]\nMy dog is 7.\n\nAnd old.<|im_end|>" in text
+    assert text.index("[2023/05/20 (Sat) 02:21]\nThe quick") < text.index("My dog is 7.")  # by date, not as listed
     assert item.turns[0].scoring == Overlap(("7",))
     assert item.meta["id"] == "q1"
+
+
+def test_longmemeval_sessions_without_dates_are_refused(tokens: Tokens) -> None:
+    with pytest.raises(ValueError, match="'haystack_dates' has 1 entries for 2 sessions"):
+        HubLongMemEval().item(tokens, "oracle", {**LONGMEMEVAL, "haystack_dates": ["2023/05/20 (Sat) 02:21"]})
 
 
 @pytest.mark.parametrize("suite", HUB)
@@ -169,11 +194,9 @@ def test_every_data_set_states_where_it_comes_from(suite: type[HubSuite]) -> Non
     assert suite.source.repo in suite.origin()
     assert suite.source.licence in suite.origin()
     assert set(suite.source.files) == set(suite.tasks)
-    if suite.source.revision is None:
-        with pytest.raises(ValueError, match="no revision is known"):
-            pinned(suite.source, "")
-    else:
-        assert pinned(suite.source, "") == suite.source.revision
+    assert pinned(suite.source, "") == suite.source.revision
+    with pytest.raises(ValueError, match="no revision is known"):
+        pinned(replace(suite.source, revision=None), "")
     with pytest.raises(ValueError, match="not a full commit hash"):
         pinned(suite.source, "main")
 
@@ -195,7 +218,7 @@ def test_a_missing_field_is_named(tokens: Tokens, missing: str) -> None:
 
 def test_a_missing_field_says_which_row(tokens: Tokens, local: Path) -> None:
     bad = {**SCBENCH, "multi_turns": [{"input": "Key a?"}]}
-    (local / "data" / "multi_turn_kv.jsonl").write_text(jsonl(SCBENCH, bad))
+    (local / "data" / "scbench_kv.jsonl").write_text(jsonl(SCBENCH, bad))
     with pytest.raises(ValueError, match="scbench: kv row 1: field 'answer' is missing"):
         build(HubSCBench(), tokens, local, "kv", 2)
 
@@ -224,7 +247,7 @@ def test_corrupt_files_are_named(tokens: Tokens, local: Path) -> None:
     (local / "data.json").write_text('[{"context": ')
     with pytest.raises(ValueError, match=r"data\.json cannot be read"):
         build(HubLongBench2(), tokens, local, "all")
-    (local / "data" / "multi_turn_kv.jsonl").write_text("[1, 2]")
+    (local / "data" / "scbench_kv.jsonl").write_text("[1, 2]")
     with pytest.raises(ValueError, match="a row is not an object"):
         build(HubSCBench(), tokens, local, "kv")
     (local / "data.zip").write_bytes(b"not a zip")
