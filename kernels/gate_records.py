@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 SHARED_BYTES = {80: 166912, 90: 232448}  # a block's opt-in maximum, CUDA C programming guide, table of capabilities
-SOURCES = ("triton_attend.py", "triton_mass.py", "triton_move.py", "triton_ops.py", "triton_pages.py", "tiles.py")
+SOURCES = (
+    "tiles.py",
+    "triton_attend.py",
+    "triton_launch.py",
+    "triton_mass.py",
+    "triton_move.py",
+    "triton_ops.py",
+    "triton_pages.py",
+    "triton_parts.py",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,58 +12,9 @@ nothing is visible, so an empty split is neutral. UPCAST is for the interpreter,
 import triton
 import triton.language as tl
 
-LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+from kvgate.kernels.triton_parts import HIGHEST, exempted, load_queries, locate, logits2, reachable
+
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
-HIGHEST: tl.constexpr = tl.constexpr(2147483647)
-
-
-@triton.jit
-def locate(index, limit, tables_ptr, live_ptr, positions_ptr, positions_page, PAGED: tl.constexpr, S: tl.constexpr):
-    """Page (int64), slot, position and live bit of slots `index` of a row and kv head; reads only what it may."""
-    alive = index < limit
-    if PAGED:
-        logical = index // S
-        slot = index % S
-        word = tl.load(live_ptr + logical, mask=alive, other=0)
-        alive = alive & (((word >> slot) & 1) != 0)
-        page = tl.load(tables_ptr + logical, mask=alive, other=0).to(tl.int64)
-        position = tl.load(positions_ptr + page * positions_page + slot, mask=alive, other=0)
-    else:
-        page = index.to(tl.int64)
-        slot = index * 0
-        position = index
-    return page, slot, position, alive
-
-
-@triton.jit
-def exempted(position, exempt_ptr, spans):
-    """Whether a position lies in any half-open span of the row."""
-    inside = position < position
-    for span in range(0, spans):
-        start = tl.load(exempt_ptr + 2 * span)
-        end = tl.load(exempt_ptr + 2 * span + 1)
-        inside = inside | ((position >= start) & (position < end))
-    return inside
-
-
-@triton.jit
-def logits2(q, q_sink, k, sink, scale, softcap, HAS_SINK: tl.constexpr, HAS_CAP: tl.constexpr):
-    """Logits times log2(e): [BLOCK_M, BLOCK_N]. Sink columns are scored with the second query."""
-    s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    if HAS_SINK:
-        s = tl.where(sink[None, :], tl.dot(q_sink, tl.trans(k), input_precision="ieee") * scale, s)
-    if HAS_CAP:
-        s = softcap * (1.0 - 2.0 / (1.0 + tl.exp(2.0 * s / softcap)))  # tanh, right at both infinities
-    return s * LOG2E
-
-
-@triton.jit
-def reachable(position, alive, p_low, p_high, lower, exempt_ptr, spans, window, HAS_LOWER: tl.constexpr):
-    """Slots that some query with p_low <= p <= p_high and a bound of at least `lower` may see."""
-    reach = alive & (position <= p_high) & (position > p_low - window)
-    if HAS_LOWER:
-        reach = reach & ((position >= lower) | exempted(position, exempt_ptr, spans))
-    return reach
 
 
 @triton.jit
@@ -157,16 +108,10 @@ def attend_kernel(
     query = token.to(tl.int64)
     query_head = head * G + m % G
     q_mask = m_ok[:, None] & d_ok
-    q = tl.load(q_ptr + (query * q_token + query_head * Q_HEAD)[:, None] + d[None, :], mask=q_mask, other=0.0)
-    q_sink = q
-    sink_end = 0
-    if HAS_SINK:
-        sink_at = (query * sink_token + query_head * SINK_HEAD)[:, None] + d[None, :]
-        q_sink = tl.load(q_sink_ptr + sink_at, mask=q_mask, other=0.0)
-        sink_end = tl.load(sink_end_ptr + row)
-    if UPCAST:
-        q = q.to(tl.float32)
-        q_sink = q_sink.to(tl.float32)
+    q, q_sink = load_queries(
+        q_ptr, q_sink_ptr, query, query_head, q_mask, d, q_token, sink_token, Q_HEAD, SINK_HEAD, HAS_SINK, UPCAST
+    )
+    sink_end = tl.load(sink_end_ptr + row) if HAS_SINK else 0
     p = tl.load(query_position_ptr + query, mask=m_ok, other=0) if PAGED else token
     p_high = tl.max(tl.where(m_ok, p, -1), 0)
     p_low = tl.min(tl.where(m_ok, p, HIGHEST), 0)

@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-from kvgate.kernels.triton_attend import HIGHEST, exempted, locate, logits2
+from kvgate.kernels.triton_parts import HIGHEST, exempted, load_queries, locate, logits2
 
 
 @triton.jit
@@ -125,14 +125,20 @@ def column_mass_kernel(
         if tl.max(p, 0) >= earliest:
             query_head = head * G + m % G
             q_mask = m_ok[:, None] & d_ok
-            q = tl.load(q_ptr + (query * q_token + query_head * Q_HEAD)[:, None] + d[None, :], mask=q_mask, other=0.0)
-            q_sink = q
-            if HAS_SINK:
-                sink_at = (query * sink_token + query_head * SINK_HEAD)[:, None] + d[None, :]
-                q_sink = tl.load(q_sink_ptr + sink_at, mask=q_mask, other=0.0)
-            if UPCAST:
-                q = q.to(tl.float32)
-                q_sink = q_sink.to(tl.float32)
+            q, q_sink = load_queries(
+                q_ptr,
+                q_sink_ptr,
+                query,
+                query_head,
+                q_mask,
+                d,
+                q_token,
+                sink_token,
+                Q_HEAD,
+                SINK_HEAD,
+                HAS_SINK,
+                UPCAST,
+            )
             at = query * heads * G + query_head
             highest = tl.load(max_ptr + at, mask=m_ok, other=0.0)
             total = tl.load(sum_ptr + at, mask=m_ok, other=0.0)

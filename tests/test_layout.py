@@ -17,7 +17,7 @@ ROOMS = ("compressors", "engine", "evals", "kernels", "lifecycle")
 LONGEST = 300  # lines of a file
 # Longer ones that are known; they may shrink, not grow.
 KNOWN_LONG = {
-    "kernels/triton_attend.py": 330, "kernels/triton_ops.py": 330, "lifecycle/prefix/cache.py": 330,
+    "lifecycle/prefix/cache.py": 330,
     "lifecycle/scheduler.py": 330, "lifecycle/tables.py": 420,
 }  # fmt: skip
 

@@ -39,7 +39,8 @@ class Mutant:
     equivalent: str = ""
 
 
-ATTEND, MASS, MOVE, OPS, PAGES = (
+PARTS, ATTEND, MASS, MOVE, OPS, PAGES = (
+    "triton_parts.py",
     "triton_attend.py",
     "triton_mass.py",
     "triton_move.py",
@@ -47,19 +48,19 @@ ATTEND, MASS, MOVE, OPS, PAGES = (
     "triton_pages.py",
 )
 MUTANTS = [
-    Mutant(ATTEND, "alive & (((word >> slot) & 1) != 0)", "alive", "live words ignored"),
+    Mutant(PARTS, "alive & (((word >> slot) & 1) != 0)", "alive", "live words ignored"),
     Mutant(
-        ATTEND, "((word >> slot) & 1) != 0", "((word >> slot) & 1) > 0", "bit test by sign", "the masked bit is 0 or 1"
+        PARTS, "((word >> slot) & 1) != 0", "((word >> slot) & 1) > 0", "bit test by sign", "the masked bit is 0 or 1"
     ),
-    Mutant(ATTEND, "alive = index < limit\n", "alive = index <= limit\n", "one slot beyond the page count"),
+    Mutant(PARTS, "alive = index < limit\n", "alive = index <= limit\n", "one slot beyond the page count"),
     Mutant(
-        ATTEND,
+        PARTS,
         "(tables_ptr + logical, mask=alive",
         "(tables_ptr + logical, mask=index >= 0",
         "dead table entries read",
         "a table entry within the table may be read, only the page may not; its slots stay dead",
     ),
-    Mutant(ATTEND, ".to(tl.int64)\n        position", "\n        position", "32-bit page offsets"),
+    Mutant(PARTS, ".to(tl.int64)\n        position", "\n        position", "32-bit page offsets"),
     Mutant(
         ATTEND, "mask=kv_mask, other=0.0)\n        v =", "mask=d_ok, other=0.0)\n        v =", "K loads not predicated"
     ),
@@ -79,16 +80,16 @@ MUTANTS = [
         "window one too wide",
     ),
     Mutant(
-        ATTEND, "(position > p_low - window)", "(position > p_low - window + 1)", "window of the tile one too narrow"
+        PARTS, "(position > p_low - window)", "(position > p_low - window + 1)", "window of the tile one too narrow"
     ),
     Mutant(
-        ATTEND,
+        PARTS,
         "(position >= start) & (position < end)",
         "(position >= start) & (position <= end)",
         "spans closed at the end",
     ),
     Mutant(
-        ATTEND,
+        PARTS,
         "(position >= start) & (position < end)",
         "(position > start) & (position < end)",
         "spans open at the start",
@@ -103,18 +104,18 @@ MUTANTS = [
     Mutant(ATTEND, "position < sink_end, scale", "position <= sink_end, scale", "one sink too many"),
     Mutant(
         ATTEND,
-        "sink_end = tl.load(sink_end_ptr + row)",
-        "sink_end = tl.load(sink_end_ptr)",
+        "sink_end = tl.load(sink_end_ptr + row) if",
+        "sink_end = tl.load(sink_end_ptr) if",
         "every row has row 0's sinks",
     ),
     Mutant(
-        ATTEND,
+        PARTS,
         'tl.dot(q_sink, tl.trans(k), input_precision="ieee") * scale',
         'tl.dot(q_sink, tl.trans(k), input_precision="ieee")',
         "sink logits not scaled",
     ),
     Mutant(
-        ATTEND,
+        PARTS,
         "1.0 - 2.0 / (1.0 + tl.exp(2.0 * s / softcap))",
         "1.0 - 2.0 / (1.0 + tl.exp(s / softcap))",
         "soft cap of half the logit",
