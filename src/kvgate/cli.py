@@ -12,7 +12,7 @@ from typing import Any
 
 import kvgate
 
-DONE, NOT_PASSED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+DONE, NOT_PASSED, BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
 _DESCRIPTION = """\
 Measures KV-cache eviction policies against exact full-KV runs of your model, and decides which may be switched on.
@@ -37,12 +37,13 @@ def build_parser() -> argparse.ArgumentParser:
     _add_gate(commands)
     _add_canary(commands)
     _add_show(commands)
-    _add_lists(commands)
+    _add_policies(commands)
     from kvgate.engine import metrics_cli
-    from kvgate.evals import lm_eval_cli, plan_cli, power_cli, prove_cli, report_cli, rerun_cli
+    from kvgate.evals import lm_eval_cli, plan_cli, power_cli, prove_cli, report_cli, rerun_cli, suites_cli
     from kvgate.lifecycle import replay_cli
 
-    for module in (plan_cli, report_cli, rerun_cli, lm_eval_cli, prove_cli, power_cli, replay_cli, metrics_cli):
+    own = (suites_cli, plan_cli, report_cli, rerun_cli, lm_eval_cli, prove_cli, power_cli)
+    for module in (*own, replay_cli, metrics_cli):
         module.add_parser(commands)
     return parser
 
@@ -56,7 +57,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = bool(os.environ.get("KVGATE_DEBUG"))
     try:
         run: Callable[[argparse.Namespace], int] = options.run
-        return run(options)
+        code = run(options)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader, such as head, has seen enough; nothing may be flushed to it at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
     except ValueError as error:
         if debug:
             raise
@@ -188,11 +194,12 @@ def _show(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _add_lists(commands: Any) -> None:
-    for name, action in (("policies", _policies), ("suites", _suites)):
-        parser = commands.add_parser(name, help=f"list the {name}", description=f"List the {name} that can be named.")
-        parser.add_argument("--json", action="store_true", help="print JSON")
-        parser.set_defaults(run=action)
+def _add_policies(commands: Any) -> None:
+    parser = commands.add_parser(
+        "policies", help="list the policies", description="List the policies that can be named."
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_policies)
 
 
 def _policies(options: argparse.Namespace) -> int:
@@ -212,31 +219,6 @@ def _policies(options: argparse.Namespace) -> int:
         print(f"{name:16} {entry['about']}")
         for key, default in entry["parameters"].items():
             print(f"{'':16}   {key} (default {default})")
-    return DONE
-
-
-def _suites(options: argparse.Namespace) -> int:
-    from kvgate.evals.suites.catalog import catalog
-
-    found: dict[str, Any] = {
-        name: {
-            "measures": suite.measures,
-            "why_eviction_hurts": suite.why_eviction_hurts,
-            "floor": suite.floor,
-            "tasks": {
-                task: {"about": about, "optional": task in suite.optional} for task, about in suite.tasks.items()
-            },
-        }
-        for name, suite in sorted(catalog().items())
-    }
-    if options.json:
-        print(json.dumps(found, indent=1))
-        return DONE
-    for name, entry in found.items():
-        print(f"{name}: {entry['measures']}\n  why eviction hurts: {entry['why_eviction_hurts']}")
-        for task, about in entry["tasks"].items():
-            print(f"  {task:16} {about['about']}{' (only when asked for)' if about['optional'] else ''}")
-        print()
     return DONE
 
 
