@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -17,6 +19,14 @@ from kvgate.evals.slices_tables import example_lines, grid_tables, plain_table, 
 STYLES = {
     "enable": "bold green", "block": "bold red", "inconclusive": "yellow", "not_evaluable": "dim", "invalid": "magenta",
 }  # fmt: skip
+PIPED_WIDTH = 150  # columns where nobody says how many there are: no table of ours has to be split
+
+
+def stdout_console() -> Console:
+    """Standard output: as wide as the terminal; piped, as wide as COLUMNS says, or :data:`PIPED_WIDTH`."""
+    columns = os.environ.get("COLUMNS", "")
+    given = int(columns) if columns.isdecimal() else 0
+    return Console(width=given or (None if sys.stdout.isatty() else PIPED_WIDTH))
 
 
 def print_leaderboard(board: Mapping[str, Any], console: Console, *, reasons: bool = False) -> None:

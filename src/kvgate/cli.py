@@ -226,11 +226,9 @@ def _print_board(board: dict[str, Any], *, as_json: bool, reasons: bool) -> None
     if as_json:
         print(json.dumps(board, indent=1, sort_keys=True, ensure_ascii=False))
         return
-    from rich.console import Console
+    from kvgate.evals.tables import print_leaderboard, stdout_console
 
-    from kvgate.evals.tables import print_leaderboard
-
-    console = Console(width=None if sys.stdout.isatty() else 150)
+    console = stdout_console()
     print_leaderboard(board, console, reasons=reasons)
     from kvgate.evals.fidelity_summary import fidelity_lines
 

@@ -93,6 +93,25 @@ def test_show_reads_a_stored_board_and_refuses_a_damaged_one(
     assert main(["show", str(tmp_path)]) == 2
 
 
+@pytest.mark.parametrize("columns, width", [("104", 104), ("", 150), ("wide", 150), ("0", 150), (None, 150)])
+def test_a_pipe_is_as_wide_as_columns_says(
+    board: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    columns: str | None,
+    width: int,
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    (tmp_path / "leaderboard.json").write_text(json.dumps(board))
+    assert main(["show", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(cell_len, lines)) <= width
+    assert any(cell_len(line) > width - 20 for line in lines)  # and the room is used
+
+
 def test_printable() -> None:
     assert printable("a\nb\tc\x00é€ \u2066") == "a⏎b\\x09c\\x00é€ \\u2066"
 
