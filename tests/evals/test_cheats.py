@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tiny_model import save_tiny_model
 
 from kvgate.cli import main
 from kvgate.evals.folder import LEADERBOARD
-
-HERE = Path(__file__).parent
 
 CHEATS = '''
 from dataclasses import dataclass
@@ -103,11 +101,6 @@ class DropsAll(Window):
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cheats")
-    sys.path.insert(0, str(HERE))
-    try:
-        from tiny import save_tiny_model
-    finally:
-        sys.path.remove(str(HERE))
     save_tiny_model(folder / "model")
     (folder / "cheats.py").write_text(CHEATS)
     plan = {

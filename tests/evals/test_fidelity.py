@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import jsonschema
 import pytest
 import torch
 import yaml
+from tiny_model import save_tiny_model
 
 from kvgate.cli import main
 from kvgate.compressors.h2o import H2O
@@ -26,17 +26,10 @@ from kvgate.evals.items import Fidelity
 from kvgate.evals.records import CellRecord
 from kvgate.evals.suites.base import Order
 
-HERE = Path(__file__).parent
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
-    sys.path.insert(0, str(HERE))
-    try:
-        from tiny import save_tiny_model
-    finally:
-        sys.path.remove(str(HERE))
     return save_tiny_model(folder / "model", seed=3)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CachingLM
 from lm_eval.api.registry import get_model
+from tiny_model import save_tiny_model
 
 from kvgate.evals.cells import EXACT_COLUMN
 from kvgate.evals.items import External, candidates_of
@@ -17,17 +17,11 @@ from kvgate.evals.lm_eval_bench import ROLLING_CHUNK, Bench
 from kvgate.evals.lm_eval_items import Generation, Origin
 from kvgate.evals.lm_eval_model import KvgateLM, column_of
 
-HERE = Path(__file__).parent
 TEXT = "The quick brown fox jumps over the lazy dog. "
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    sys.path.insert(0, str(HERE))
-    try:
-        from tiny import save_tiny_model
-    finally:
-        sys.path.remove(str(HERE))
     return str(save_tiny_model(tmp_path_factory.mktemp("tiny") / "model", seed=5))
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,13 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from tiny_model import save_tiny_model
 
 from kvgate.cli import main
 from kvgate.evals.finished import load_run
 from kvgate.evals.folder import LEADERBOARD, MANIFEST, SAMPLES
 from kvgate.evals.lm_eval_records import nominal_lengths
 
-HERE = Path(__file__).parent
 WORDS = ["amber", "birch", "cedar", "dune", "ember", "fjord", "grove", "heath", "islet", "jetty"]
 DOCUMENTS = 12
 
@@ -38,11 +37,6 @@ def task(folder: Path, name: str, documents: list[dict[str, Any]], **more: Any) 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    sys.path.insert(0, str(HERE))
-    try:
-        from tiny import save_tiny_model
-    finally:
-        sys.path.remove(str(HERE))
     folder = tmp_path_factory.mktemp("lm_eval")
     model = save_tiny_model(folder / "model", seed=5)
     (folder / "tasks").mkdir()

@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.resources import files
@@ -16,16 +15,12 @@ from typing import Any
 
 import jsonschema
 import pytest
+import report_sample as sample
+from tiny_model import save_tiny_model
 
 from kvgate.cli import main
 from kvgate.evals.finished import FinishedRun
 from kvgate.evals.report import write_report
-
-sys.path.insert(0, str(Path(__file__).parent))
-try:
-    import report_sample as sample
-finally:
-    sys.path.remove(str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="module")
@@ -173,11 +168,6 @@ def test_invalid_rows_and_items_without_depth(tmp_path: Path) -> None:
 
 
 def test_prompts_and_evidence_are_rebuilt_from_the_plan(tmp_path: Path) -> None:
-    sys.path.insert(0, str(Path(__file__).parent))
-    try:
-        from tiny import save_tiny_model
-    finally:
-        sys.path.remove(str(Path(__file__).parent))
     from transformers import AutoTokenizer
 
     from kvgate.evals.config import SuiteChoice

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tiny_model import save_tiny_model
 
 from kvgate.cli import main
 from kvgate.evals.folder import LEADERBOARD, MANIFEST, SAMPLES
 from kvgate.evals.rerun import differences
 
-HERE = Path(__file__).parent
 LABEL = "h2o@0.25"
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sys.path.insert(0, str(HERE))
-    try:
-        from tiny import save_tiny_model
-    finally:
-        sys.path.remove(str(HERE))
     folder = tmp_path_factory.mktemp("rerun")
     plan = {
         "model": str(save_tiny_model(folder / "model")), "dtype": "float32", "batch_rows": 6,
@@ -146,11 +140,6 @@ def test_what_cannot_be_compared_says_why_and_anyway_compares(
 
 
 def test_other_weights_are_noticed(copy: Path, capsys: Any, tmp_path: Path) -> None:
-    sys.path.insert(0, str(HERE))
-    try:
-        from tiny import save_tiny_model
-    finally:
-        sys.path.remove(str(HERE))
     manifest = json.loads((copy / MANIFEST).read_text())
     manifest["plan"]["model"] = str(save_tiny_model(tmp_path / "other", seed=9))
     (copy / MANIFEST).write_text(json.dumps(manifest))

@@ -16,11 +16,10 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from tiny_model import save_tiny_model
 
 from kvgate.cli import main
 from kvgate.evals.folder import LEADERBOARD, MANIFEST, SAMPLES
-
-HERE = Path(__file__).parent
 
 OUTSIDE_POLICY = '''
 from dataclasses import dataclass
@@ -55,11 +54,6 @@ class Oldest(Policy):
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("tiny")
-    sys.path.insert(0, str(HERE))
-    try:
-        from tiny import save_tiny_model
-    finally:
-        sys.path.remove(str(HERE))
     save_tiny_model(folder / "model")
     (folder / "outside_policy.py").write_text(OUTSIDE_POLICY)
     plan = {

@@ -5,23 +5,17 @@ from __future__ import annotations
 import io
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import report_sample as sample
 from rich.cells import cell_len
 from rich.console import Console
 
 from kvgate.cli import main
 from kvgate.evals.report_names import printable, short_names
 from kvgate.evals.tables import print_leaderboard
-
-sys.path.insert(0, str(Path(__file__).parent))
-try:
-    import report_sample as sample
-finally:
-    sys.path.remove(str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="module")

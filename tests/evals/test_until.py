@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from importlib.resources import files
 from itertools import pairwise
@@ -13,6 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from tiny_model import save_tiny_model
 
 from kvgate.cli import main
 from kvgate.evals.config import UntilDecided, parse_plan
@@ -22,7 +22,6 @@ from kvgate.evals.gates import Gate
 from kvgate.evals.items import Exact, Item, Turn
 from kvgate.evals.until import Watch, round_units, rounds
 
-HERE = Path(__file__).parent
 GATE = {
     "m_suite": 0.1, "m_slice": 0.2, "floor": 0.5, "min_items": 8, "min_clusters": 8, "min_slice_clusters": 4,
     "slice_by": ["length"], "shadow_only": True, "canary_fraction": 0.0,
@@ -82,11 +81,6 @@ def test_units_are_counted_through_and_never_span_rounds() -> None:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    sys.path.insert(0, str(HERE))
-    try:
-        from tiny import save_tiny_model
-    finally:
-        sys.path.remove(str(HERE))
     folder = tmp_path_factory.mktemp("until")
     (folder / "gate.yaml").write_text(yaml.safe_dump(GATE))
     plan = {

@@ -10,9 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from made_records import made_cell
 
 from kvgate.evals.gates import Gate, load_gate
-from kvgate.evals.records import CellRecord, TurnRecord
+from kvgate.evals.records import CellRecord
 from kvgate.evals.verdict import decide
 from kvgate.evals.verdict_pairs import merged_clusters
 from kvgate.evals.verdict_types import RowVerdict
@@ -31,40 +32,9 @@ LENGTHS = (512, 1024)
 
 
 def cell(index: int, score: float, label: str = "full", **changes: Any) -> CellRecord:
-    exact = label == "full"
-    suite = changes.get("suite", "retrieval")
-    length = changes.get("length", LENGTHS[index % 2])
-    record = CellRecord(
-        cell_id=f"{suite}-{index}-{label}",
-        config_hash="config",
-        suite=suite,
-        task=f"task{index % 3}",
-        index=index,
-        length=length,
-        depth=(index % 5) / 4,
-        cluster=f"cluster{index}",
-        item_hash=f"{suite}-{index:05d}",
-        context_hash=f"{suite}-context{index}",
-        protocol="question_unseen",
-        policy="full" if exact else "window",
-        label=label,
-        params={} if exact else {"window": 256},
-        budget=None if exact else 256,
-        ratio=None,
-        score=score,
-        turns=(TurnRecord("q1", score, (1, 2, 3), "abc", False),),
-        evicted_tokens=0.0 if exact else 100.0,
-        native=False,
-        covered=False,
-        floored=False,
-        resident_bytes=1,
-        logical_bytes=1,
-        exact_resident_bytes=2,
-        context_tokens=length,
-        output_tokens=3,
-        nan=False,
-    )
-    return replace(record, **changes)
+    """Three tasks, two lengths and five depths in turn."""
+    layout = {"task": f"task{index % 3}", "length": LENGTHS[index % 2], "depth": (index % 5) / 4}
+    return made_cell(index, score, label, **{**layout, **changes})
 
 
 def run(policy: Callable[[int], float], n: int = 120, exact: float = 1.0, **changes: Any) -> list[CellRecord]:

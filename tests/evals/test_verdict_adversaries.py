@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_records import made_cell
 
 from kvgate.evals.gates import Gate, gate_names, load_gate
 from kvgate.evals.records import CellRecord, TurnRecord
@@ -22,38 +23,9 @@ Change = Callable[[CellRecord], CellRecord]
 
 
 def cell(index: int, score: float, label: str) -> CellRecord:
-    exact = label == "full"
-    length = LENGTHS[index % 3]
-    return CellRecord(
-        cell_id=f"{index}-{label}",
-        config_hash="config",
-        suite="retrieval",
-        task=f"task{index % 4}",
-        index=index,
-        length=length,
-        depth=DEPTHS[index // 3 % 5],
-        cluster=f"cluster{index}",
-        item_hash=f"item{index:05d}",
-        context_hash=f"context{index}",
-        protocol="question_unseen",
-        policy="full" if exact else "trick",
-        label=label,
-        params={} if exact else {"budget": 128},
-        budget=None if exact else 128,
-        ratio=None,
-        score=score,
-        turns=(TurnRecord("q1", score, (1, 2, 3), "abc", False),),
-        evicted_tokens=0.0 if exact else 100.0,
-        native=False,
-        covered=False,
-        floored=False,
-        resident_bytes=1,
-        logical_bytes=1,
-        exact_resident_bytes=2,
-        context_tokens=length,
-        output_tokens=3,
-        nan=False,
-    )
+    """Four tasks in turn; every length at every depth."""
+    layout = {"task": f"task{index % 4}", "length": LENGTHS[index % 3], "depth": DEPTHS[index // 3 % 5]}
+    return made_cell(index, score, label, **layout)
 
 
 def score(value: float) -> Change:
