@@ -1,4 +1,7 @@
-"""Intervals for a number of items fixed beforehand: for tables and competence floors, never for stopping early."""
+"""Intervals for a number of items fixed beforehand: for tables and competence floors, never for stopping early.
+
+A run that stops early has the limits of :mod:`kvgate.evals.statistics` instead.
+"""
 
 from __future__ import annotations
 

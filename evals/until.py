@@ -3,7 +3,8 @@
 A round holds whole clusters, and every slice of the gate in proportion: with R clusters in the smallest slice there are
 R rounds, and a slice of n clusters gives each round n/R of them, rounded. So looks see the slices evenly, and no slice
 can be missed by an early stop. Inside a slice clusters come in an order drawn by the plan's seed, since a suite or data
-set may be sorted in some way. Looking after every round costs nothing: see :mod:`kvgate.evals.statistics`.
+set may be sorted in some way. Looking after every round costs nothing: see :mod:`kvgate.evals.statistics`. The
+exact run's floors are judged by the same kind of test, so a slice near its floor stays open and keeps in scope.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 1. A row is *invalid* unless its records can be trusted (``verdict_validity``).
 2. Slices where the exact run is not competent are *not evaluable* and leave the scope. With too few items to say, a
    slice is inconclusive instead, and so is the row. A suite without an evaluable slice makes the row not evaluable.
+   Where somebody looked more than once (``sequential``) a slice leaves the scope only if the exact run is proved to
+   be under the floor at any stopping time, and is judged only if it is proved to be above it; between the two it is
+   inconclusive (``verdict_strata``).
 3. *Enable* when every suite is non-inferior at its margin and every remaining slice at its own. None of these tests is
    corrected for the others: all must succeed, so the chance that a row with a loss in any one of them is enabled
    stays at most alpha (intersection-union test, Berger 1982, Technometrics 24).
@@ -42,6 +45,7 @@ def decide(
     *,
     repeat_identical: bool | None = None,
     declared: Mapping[str, str] | None = None,
+    sequential: bool = False,
 ) -> list[RowVerdict]:
     """Verdicts on every (policy label, protocol) among ``records``, in order of family and falling budget.
 
@@ -50,9 +54,10 @@ def decide(
         repeat_identical: whether the exact run, repeated, gave the same tokens; None (nobody checked) makes rows
             invalid.
         declared: label to the reason why something outside the records makes it invalid: an oracle, state that leaks.
+        sequential: whether what the records said decided how many there are, as under ``--until-decided``.
     """
     rows = sorted(rows_of(records), key=lambda row: (row.family, -row.budget, row.label))
-    return in_sequence([_verdict(row, gate, repeat_identical, declared or {}) for row in rows])
+    return in_sequence([_verdict(row, gate, repeat_identical, declared or {}, sequential) for row in rows])
 
 
 def in_sequence(verdicts: Sequence[RowVerdict]) -> list[RowVerdict]:
@@ -75,13 +80,16 @@ def nothing_tested(verdict: RowVerdict) -> bool:
     return verdict.status == "not_evaluable" and verdict.items == 0
 
 
-def _verdict(row: Row, gate: Gate, repeat_identical: bool | None, declared: Mapping[str, str]) -> RowVerdict:
+def _verdict(
+    row: Row, gate: Gate, repeat_identical: bool | None, declared: Mapping[str, str], sequential: bool
+) -> RowVerdict:
     invalid = problems(row, repeat_identical, declared)
     if invalid:
         return _assemble(row, gate, "invalid", invalid, [], [])
     pairs = pairs_of(row)
     acting = [pair for pair in pairs if not pair.policy.covered]
-    judged = share_alpha([judge_suite(suite, found, gate) for suite, found in by_suite(acting).items()], gate)
+    suites = by_suite(acting).items()
+    judged = share_alpha([judge_suite(suite, found, gate, sequential=sequential) for suite, found in suites], gate)
     status, reasons = row_status(judged, gate)
     if not acting:
         reasons = [f"the budget covers all {len(pairs)} items, so nothing was evicted and nothing was tested"]

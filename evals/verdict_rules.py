@@ -27,10 +27,13 @@ class JudgedSuite:
     lengths: Lengths
 
 
-def judge_suite(suite: str, pairs: Sequence[Pair], gate: Gate) -> JudgedSuite:
+def judge_suite(suite: str, pairs: Sequence[Pair], gate: Gate, *, sequential: bool) -> JudgedSuite:
     """Slices first, then the suite on what is left of them."""
     strata = slices_of(suite, pairs, gate.slice_by, gate)
-    slices = tuple(judge(stratum, gate, gate.m_slice_of(suite), 1, gate.min_slice_clusters) for stratum in strata)
+    slices = tuple(
+        judge(stratum, gate, gate.m_slice_of(suite), 1, gate.min_slice_clusters, sequential=sequential)
+        for stratum in strata
+    )
     out = [entry for entry in slices if entry.status == "not_evaluable"]
     kept = tuple(
         pair
@@ -39,7 +42,8 @@ def judge_suite(suite: str, pairs: Sequence[Pair], gate: Gate) -> JudgedSuite:
         for pair in stratum.pairs
     )
     judged = kept if strata and kept else tuple(pairs)
-    result = judge(Stratum(suite, {}, judged), gate, gate.m_suite_of(suite), gate.min_items, gate.min_clusters)
+    whole = Stratum(suite, {}, judged)
+    result = judge(whole, gate, gate.m_suite_of(suite), gate.min_items, gate.min_clusters, sequential=sequential)
     if out and len(out) > gate.max_excluded * len(slices):
         reason = (
             f"{suite}: the exact run is not competent on {len(out)} of {len(slices)} slices, such as {out[0].reason}"

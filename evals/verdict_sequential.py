@@ -13,7 +13,8 @@ from kvgate.evals.verdict_types import RowVerdict
 class SequentialVerdict:
     """Takes records batch by batch and says which questions are still open.
 
-    One may look after every batch: the e-values stay valid at any stopping time. For that
+    One may look after every batch: the e-values, and the limits by which the exact run is competent or not, stay valid
+    at any stopping time. For that
 
     - a batch holds whole clusters, since a cluster's mean must not change once it was looked at (ValueError otherwise);
     - every batch holds the exact run and every policy on its items: rows that are settled keep running with the others,
@@ -46,7 +47,11 @@ class SequentialVerdict:
         self._clusters |= fresh
         self._records += batch
         self.verdicts = decide(
-            self._records, self._gate, repeat_identical=self._repeat_identical, declared=self._declared
+            self._records,
+            self._gate,
+            repeat_identical=self._repeat_identical,
+            declared=self._declared,
+            sequential=True,
         )
         return self.verdicts
 

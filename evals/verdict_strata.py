@@ -48,9 +48,9 @@ class Clustered:
         return np.clip((self.policy - self.exact) / self.sizes, -1.0, 1.0)
 
     @property
-    def weights(self) -> NDArray[np.float64] | None:
-        """Cluster sizes, or None where they are equal and weigh nothing."""
-        return None if np.all(self.sizes == self.sizes[0]) else self.sizes
+    def weightings(self) -> tuple[NDArray[np.float64] | None, ...]:
+        """Clusters counting alike, and by their sizes unless these are equal."""
+        return (None,) if np.all(self.sizes == self.sizes[0]) else (None, self.sizes)
 
 
 def slices_of(suite: str, pairs: Iterable[Pair], keys: Sequence[SliceKey], gate: Gate) -> list[Stratum]:
@@ -75,15 +75,17 @@ def clustered(pairs: Iterable[Pair]) -> Clustered:
     return Clustered(table[:, 0], table[:, 1], table[:, 2])
 
 
-def judge(stratum: Stratum, gate: Gate, margin: float, least_items: int, least_clusters: int) -> StratumResult:
+def judge(
+    stratum: Stratum, gate: Gate, margin: float, least_items: int, least_clusters: int, *, sequential: bool
+) -> StratumResult:
     """Numbers and status of a stratum with at least one pair.
 
     Every e-value is the smaller of the two weightings, so a claim holds for the mean over clusters and over items.
     """
     data = clustered(stratum.pairs)
-    d, weights = data.differences, data.weights
-    weightings = [None] if weights is None else [None, weights]
+    d, weightings = data.differences, data.weightings
     bounds = [confidence_bounds(d, gate.alpha, weighting) for weighting in weightings]
+    exact_low, out_below = _competence(data, gate, sequential)
     floor = gate.floor_of(stratum.suite)
     numbers: dict[str, Any] = {
         "items": len(stratum.pairs),
@@ -92,7 +94,7 @@ def judge(stratum: Stratum, gate: Gate, margin: float, least_items: int, least_c
         "policy": float(np.mean(data.policy / data.sizes)),
         "difference": float(np.mean(d)),
         "difference_items": float((data.policy - data.exact).sum() / data.sizes.sum()),
-        "exact_low": cluster_interval(data.exact, data.sizes, 2.0 * gate.floor_confidence - 1.0).lower,
+        "exact_low": exact_low,
         "exact_interval": _limits(data.exact, data.sizes),
         "policy_interval": _limits(data.policy, data.sizes),
         "lower": min(low for low, _ in bounds),
@@ -103,14 +105,31 @@ def judge(stratum: Stratum, gate: Gate, margin: float, least_items: int, least_c
         "log_e_pass": min(log_e_pass(d, margin, weighting) for weighting in weightings),
         "log_e_block": min(log_e_block(d, margin, weighting) for weighting in weightings),
     }
-    status, reason = _status(stratum.name, numbers, gate, least_items, least_clusters)
+    status, reason = _status(stratum.name, numbers, out_below, gate, least_items, least_clusters)
     return StratumResult(
         suite=stratum.suite, name=stratum.name, keys=dict(stratum.keys), status=status, reason=reason, **numbers
     )
 
 
+def _competence(data: Clustered, gate: Gate, sequential: bool) -> tuple[float, float]:
+    """Lower limit of the exact run's mean score, and the limit that puts the stratum out of scope if under the floor.
+
+    With a number of items fixed beforehand the lower limit does both. It is not valid for somebody who looks again and
+    again: sooner or later some look shows an incompetent run as competent. And at an early look few items are under
+    every floor, which would end the run and drop slices that more items would have kept in. So a run that stops when
+    decided has anytime-valid limits, each wrong with at most 1 - ``floor_confidence``: competent by the lower one, out
+    of scope by the upper one, open between them.
+    """
+    if not sequential:
+        low = cluster_interval(data.exact, data.sizes, 2.0 * gate.floor_confidence - 1.0).lower
+        return low, low
+    scores = 2.0 * np.clip(data.exact / data.sizes, 0.0, 1.0) - 1.0  # on [-1, 1], where the bets can be largest
+    bounds = [confidence_bounds(scores, 1.0 - gate.floor_confidence, weighting) for weighting in data.weightings]
+    return (min(low for low, _ in bounds) + 1.0) / 2.0, (max(high for _, high in bounds) + 1.0) / 2.0
+
+
 def _status(
-    name: str, n: Mapping[str, Any], gate: Gate, least_items: int, least_clusters: int
+    name: str, n: Mapping[str, Any], out_below: float, gate: Gate, least_items: int, least_clusters: int
 ) -> tuple[StratumStatus, str]:
     size = f"{n['items']} items in {n['clusters']} clusters"
     loss = f"difference {n['difference']:+.3f} [{n['lower']:+.3f}, {n['upper']:+.3f}], margin {n['margin']:.3f}, {size}"
@@ -119,9 +138,14 @@ def _status(
         least = (f"{least_items} items in " if least_items > 1 else "") + f"{least_clusters} clusters"
         return "inconclusive", f"{name}: {loss}, {values}; at least {least} are needed to pass"
     if n["exact_low"] < n["floor"]:
+        scores = f"{name}: the exact run scores {n['exact']:.3f} on {size}"
+        if out_below >= n["floor"]:
+            limits = f"limits [{n['exact_low']:.3f}, {out_below:.3f}] for any number of looks"
+            return "inconclusive", f"{scores}, {limits} leave the floor of {n['floor']:.2f} open"
+        which = "lower" if out_below == n["exact_low"] else "upper"
         return "not_evaluable", (
-            f"{name}: the exact run scores {n['exact']:.3f} on {size}, lower limit {n['exact_low']:.3f} at "
-            f"{gate.floor_confidence:.0%}, under the floor of {n['floor']:.2f}"
+            f"{scores}, {which} limit {out_below:.3f} at {gate.floor_confidence:.0%}, under the floor of "
+            f"{n['floor']:.2f}"
         )
     wanted = 1.0 / gate.alpha
     if n["log_e_pass"] >= math.log(wanted):

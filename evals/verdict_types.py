@@ -22,7 +22,8 @@ class StratumResult:
         items, clusters: observations; clusters count.
         exact, policy: mean score, every cluster counting once; ``difference`` is policy minus exact.
         difference_items: the same with every item counting once.
-        exact_low: lower limit of the exact run's mean score at the gate's floor confidence (one-sided).
+        exact_low: lower limit of the exact run's mean score at the gate's floor confidence (one-sided); anytime-valid
+            in a run that stopped when decided.
         exact_interval, policy_interval: limits of the mean over items, 95 % on each side, for a number fixed
             beforehand.
         lower, upper: anytime-valid limits of the difference, wrong with at most alpha on each side, under both

@@ -243,7 +243,7 @@ def test_false_enables_under_peeking() -> None:
         by_index = sorted(records, key=lambda record: record.index)
         sequential = SequentialVerdict(gate, repeat_identical=True)
         for start in range(0, 480, 60):
-            row = sequential.feed(by_index[start : start + 40])[0]
+            row = sequential.feed(by_index[start : start + 60])[0]
             if row.status == "enable":
                 enabled += 1
                 break
