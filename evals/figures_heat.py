@@ -13,12 +13,14 @@ from matplotlib.figure import Figure
 
 from kvgate.evals.figures import STYLE, WIDTH
 from kvgate.evals.report_names import ShortName, short_names
+from kvgate.evals.slices_limits import cell_limits, cluster_shares
 from kvgate.evals.slices_tables import middle
 
 COLUMNS = 3
 _MAP = "cividis"  # even in lightness, and the same to colour-blind eyes (Nunez, Anderton & Renslow 2018)
 Cells = Sequence[Mapping[str, Any]]
 Panel = tuple[str, Cells]
+Place = tuple[int, int]  # depth, length
 
 
 def heat_maps(board: Mapping[str, Any]) -> dict[str, Figure]:
@@ -31,7 +33,7 @@ def heat_maps(board: Mapping[str, Any]) -> dict[str, Figure]:
             if sum(cell["suite"] == suite for cell in exact) > 1:
                 panels = _laid_out(exact, rows, names)
                 with matplotlib.rc_context(STYLE):
-                    made[f"heat-{protocol}-{suite}"] = _heat(panels, suite)
+                    made[f"heat-{protocol}-{suite}"] = _heat(panels, suite, cluster_shares(rows))
     return made
 
 
@@ -44,39 +46,46 @@ def _laid_out(exact: Cells, rows: Sequence[Mapping[str, Any]], names: Mapping[st
     return panels
 
 
-def _heat(panels: Sequence[Panel | None], suite: str) -> Figure:
+def _heat(panels: Sequence[Panel | None], suite: str, shares: Mapping[str, float]) -> Figure:
     assert panels[0] is not None
     own = [cell for cell in panels[0][1] if cell["suite"] == suite]
     lengths = sorted({cell["length"] for cell in own})
     depths = sorted({cell["depth"] for cell in own}, key=lambda depth: (depth is not None, depth or ""))
     lines = -(-len(panels) // COLUMNS)
-    figure = Figure(figsize=(WIDTH, lines * (0.55 + 0.2 * len(depths)) + 0.45), layout="constrained")
+    figure = Figure(figsize=(WIDTH, lines * (0.55 + 0.24 * len(depths)) + 0.45), layout="constrained")
     grid = figure.subplots(lines, COLUMNS, squeeze=False)
     for number, axes in enumerate(grid.flat):
         panel = panels[number] if number < len(panels) else None
         if panel is None:
             axes.set_axis_off()
             continue
-        _panel(axes, panel[0], _matrix(panel[1], suite, lengths, depths))
+        found = {(depths.index(c["depth"]), lengths.index(c["length"])): c for c in panel[1] if c["suite"] == suite}
+        _panel(axes, panel[0], found, (len(depths), len(lengths)), shares)
         axes.set_xticks(range(len(lengths)), [str(length) for length in lengths], fontsize=7)
         axes.set_yticks(range(len(depths)), [middle(depth) for depth in depths], fontsize=7)
-    figure.supxlabel("context length in tokens", fontsize=8)
+    counts = {cell["items"] for cell in own}
+    items = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
+    figure.supxlabel(
+        f"context length in tokens\nitems in each cell: {items}; line: 95 % interval, a cell is 0 to 100 wide",
+        fontsize=8,
+    )
     figure.supylabel("depth of the evidence", fontsize=8)
     return figure
 
 
-def _matrix(cells: Cells, suite: str, lengths: Sequence[int], depths: Sequence[str | None]) -> Any:
-    found = {(cell["depth"], cell["length"]): cell["score"] for cell in cells if cell["suite"] == suite}
-    return np.array([[found.get((depth, length), np.nan) for length in lengths] for depth in depths])
-
-
-def _panel(axes: Axes, name: str, scores: Any) -> None:
+def _panel(
+    axes: Axes, name: str, found: Mapping[Place, Mapping[str, Any]], shape: Place, shares: Mapping[str, float]
+) -> None:
+    """Score in percent, and under it a line from its lower to its upper limit: a cell is as wide as 0 to 100."""
+    scores = np.full(shape, np.nan)
+    for place, cell in found.items():
+        scores[place] = cell["score"]
     axes.imshow(scores, cmap=_MAP, vmin=0.0, vmax=1.0, aspect="auto", interpolation="nearest")
     axes.set_title(name.replace(" ", "\n", 1) if len(name) > 20 else name, fontsize=7.5)
     axes.tick_params(length=0)
-    for (depth, length), score in np.ndenumerate(scores):
-        if not np.isnan(score):
-            axes.text(
-                length, depth, f"{100 * score:.0f}", ha="center", va="center", fontsize=6.5,
-                color="#000000" if score > 0.5 else "#ffffff",
-            )  # fmt: skip
+    for (depth, length), cell in found.items():
+        ink = "#000000" if cell["score"] > 0.5 else "#ffffff"
+        axes.text(length, depth - 0.1, f"{100 * cell['score']:.0f}", ha="center", va="center", fontsize=6.5, color=ink)
+        limits = cell_limits(cell, shares)
+        ends = [length - 0.42 + 0.84 * limit for limit in (limits.lower, limits.upper)]
+        axes.plot(ends, [depth + 0.34] * 2, color=ink, lw=1.0, solid_capstyle="butt")

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvgate.evals.report_names import ShortName
 from kvgate.evals.report_page import esc, folded, inline_svg, table
+from kvgate.evals.slices_limits import cell_limits, cluster_shares, percent
 from kvgate.evals.slices_tables import middle
 
 Board = Mapping[str, Any]
@@ -59,20 +60,23 @@ def heat(board: Board, names: Names, svgs: Svgs) -> str:
     out = [
         '<h2 id="depth">Where it breaks: length and depth</h2>',
         "<p class='soft'>Score in percent by context length and by where the evidence stands (0 start, 1 end of the "
-        "context). White: no item there. Few items stand behind each cell; the tables count them.</p>",
+        "context). White: no item there. Few items stand behind each cell: the line under a number is its 95 % "
+        "interval, from 0 at the cell's left edge to 100 at its right, and the tables count the items.</p>",
     ]
     for protocol, exact in board["grids"].items():
         rows = [row for row in board["rows"] if row["protocol"] == protocol]
         for suite in sorted({cell["suite"] for cell in exact}):
             figure = _figure(svgs, f"heat-{protocol}-{suite}", f"Length and depth, {suite}, {protocol}")
             grids = [("full KV", exact), *((str(names[row["label"]]), row["grid"]) for row in rows)]
-            numbers = folded("Numbers", _heat_table(grids, suite))
+            numbers = folded("Numbers", _heat_table(grids, suite, cluster_shares(rows)))
             out.append(f"<h3>{esc(suite)} <small class='soft'>{esc(protocol)}</small></h3>")
             out.append(f"<div class='flow'>{figure}{numbers}</div>")
     return "\n".join(out)
 
 
-def _heat_table(grids: Iterable[tuple[str, Sequence[Mapping[str, Any]]]], suite: str) -> str:
+def _heat_table(
+    grids: Iterable[tuple[str, Sequence[Mapping[str, Any]]]], suite: str, shares: Mapping[str, float]
+) -> str:
     rows: list[list[str]] = []
     depths: list[str | None] = []
     for name, cells in grids:
@@ -81,20 +85,26 @@ def _heat_table(grids: Iterable[tuple[str, Sequence[Mapping[str, Any]]]], suite:
         rows.append([esc(name)])
         for length, group in groupby(own, key=lambda cell: cell["length"]):
             found = {cell["depth"]: cell for cell in group}
-            rows.append([str(length), *(_heat_cell(found.get(depth), name == "full KV") for depth in depths)])
+            rows.append([str(length), *(_heat_cell(found.get(depth), name == "full KV", shares) for depth in depths)])
     heads = ["tokens", *(f"{middle(depth)}" for depth in depths)]
     return table(
-        heads, rows, "score in percent; small: items under full KV, then percent of the evidence still attended"
+        heads,
+        rows,
+        "score in percent; small: its 95 % interval, and under full KV the items (n), under a policy the percent of "
+        "the evidence still attended (e)",
     )
 
 
-def _heat_cell(cell: Mapping[str, Any] | None, counted: bool) -> str:
+def _heat_cell(cell: Mapping[str, Any] | None, counted: bool, shares: Mapping[str, float]) -> str:
     if cell is None:
         return "-"
-    small = f"n {cell['items']}" if counted else ""
-    if not counted and cell["evidence_kept"] is not None:
-        small = f"{100 * cell['evidence_kept']:.0f}"
-    return f"{100 * cell['score']:.0f} <small>{small}</small>"
+    small = [percent(cell_limits(cell, shares))]
+    if counted:
+        small.append(f"n {cell['items']}")
+    elif cell["evidence_kept"] is not None:
+        small.append(f"e {100 * cell['evidence_kept']:.0f}")
+    # Under each other, so that a table of five depths is no wider than a phone.
+    return f"{100 * cell['score']:.0f}<br><small>{'<br>'.join(small)}</small>"
 
 
 def survival(board: Board, names: Names) -> str:

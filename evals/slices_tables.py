@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvgate.evals.report_names import ShortName, printable
+from kvgate.evals.slices_limits import cell_limits, cluster_shares, percent
 
 Grid = Sequence[Mapping[str, Any]]
 Line = tuple[str, str, Sequence[Text]]
@@ -22,16 +23,17 @@ _SHADES = ((0.25, "white on red"), (0.5, "red"), (0.75, "yellow"), (0.9, "cyan")
 def grid_tables(
     exact: Grid, rows: Sequence[Mapping[str, Any]], names: Mapping[str, ShortName], width: int
 ) -> Iterable[Group]:
-    """One table a suite: percent by policy, length and depth, as many columns side by side as fit."""
+    """One table a suite: percent by policy, length and depth, with limits, as many columns side by side as fit."""
+    shares = cluster_shares(rows)
     for suite in sorted({cell["suite"] for cell in exact}):
         keys = [(cell["length"], cell["depth"]) for cell in exact if cell["suite"] == suite]
         heads = [
             (str(key[0]) if index == 0 or keys[index - 1][0] != key[0] else "", middle(key[1]))
             for index, key in enumerate(keys)
         ]
-        lines = [("full KV", "", _scores(exact, suite, keys)), ("  items", "", _counts(exact, suite, keys))]
-        lines += [(*_spoken(names[row["label"]]), _scores(row["grid"], suite, keys)) for row in rows]
-        title = f"{suite}: score in percent by context length and depth of the evidence (0 start, 1 end)"
+        lines = [("full KV", "", _scores(exact, suite, keys, shares)), ("  items", "", _counts(exact, suite, keys))]
+        lines += [(*_spoken(names[row["label"]]), _scores(row["grid"], suite, keys, shares)) for row in rows]
+        title = f"{suite}: score in percent by context length and depth (0 start, 1 end), 95 % interval below it"
         yield from _matrix(title, heads, lines, width)
 
 
@@ -66,7 +68,10 @@ def _spoken(name: ShortName) -> tuple[str, str]:
 
 def _matrix(title: str, heads: Sequence[tuple[str, str]], lines: Sequence[Line], width: int) -> Iterable[Group]:
     """Tables of at most ``width`` columns of text, each with the names at its left."""
-    widths = [1 + max(3, *map(len, head)) for head in heads]
+    widths = [
+        1 + max(3, *map(len, head), *(len(part) for _, _, cells in lines for part in cells[place].plain.split("\n")))
+        for place, head in enumerate(heads)
+    ]
     left = 10 + max(len(family) for family, _, _ in lines)
     start = 0
     while start < len(heads):
@@ -90,9 +95,14 @@ def _part(heads: Sequence[tuple[str, str]], lines: Sequence[Line], start: int, s
     return table
 
 
-def _scores(cells: Grid, suite: str, keys: Sequence[tuple[int, str | None]]) -> list[Text]:
-    found = {(cell["length"], cell["depth"]): cell["score"] for cell in cells if cell["suite"] == suite}
-    return [_shade(found.get(key)) for key in keys]
+def _scores(cells: Grid, suite: str, keys: Sequence[tuple[int, str | None]], shares: Mapping[str, float]) -> list[Text]:
+    found = {(cell["length"], cell["depth"]): cell for cell in cells if cell["suite"] == suite}
+    return [
+        Text.assemble(_shade(found[key]["score"]), "\n", (percent(cell_limits(found[key], shares)), "dim"))
+        if key in found
+        else _shade(None)
+        for key in keys
+    ]
 
 
 def _counts(cells: Grid, suite: str, keys: Sequence[tuple[int, str | None]]) -> list[Text]:

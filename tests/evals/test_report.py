@@ -143,9 +143,11 @@ def test_verdicts_come_first_and_every_number_is_in_a_table(report_page: Path, b
         for stratum in (*entry["suites"], *entry["slices"]):
             assert f"{stratum['difference']:+.2f}{stratum['lower']:+.2f} to {stratum['upper']:+.2f}" in cells
         for cell in entry["grid"]:
-            assert f"{100 * cell['score']:.0f} {100 * cell['evidence_kept']:.0f}" in cells
+            sure = {1.0: "40–100", 0.5: "7–93", 0.0: "0–60"}[cell["score"]]  # of four items
+            assert f"{100 * cell['score']:.0f}{sure}e {100 * cell['evidence_kept']:.0f}" in cells
         for answers in entry["survival"]:
             assert f"{answers['survived']}/{answers['right']}" in cells
+    assert "10040–100n 4" in cells
 
 
 def test_same_run_same_bytes(run: FinishedRun, report_page: Path, tmp_path: Path) -> None:

@@ -57,7 +57,9 @@ def test_a_family_of_one_line_keeps_its_mode(board: dict[str, Any]) -> None:
 def test_grid_and_survival_have_their_numbers(board: dict[str, Any]) -> None:
     text = shown(board, 100, reasons=True)
     assert re.search(
-        r"retrieval: score in percent.*?\n(?:.*\n){4,7}? streaming_llm rebased +50 % +0 +100 +100 +0", text
+        r"retrieval: score in percent.*?\n(?:.*\n){4,8}? streaming_llm rebased +50 % +0 +100 +100 +0 .*\n"
+        r" +0–60 +40–100 +40–100 +0–60 ",  # of four items
+        text,
     )
     assert re.search(
         r"multi_turn: percent of the exact run.*?\n(?:.*\n){4,6}? streaming_llm rebased +50 % +67 +100", text
