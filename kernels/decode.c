@@ -4,9 +4,7 @@
  * depends on other rows or on the number of threads. Logits, softmax and sums are fp32. Built by native.py, which checks
  * that head_dim is a multiple of 16. Shapes and rules: types.py.
  */
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
+#include "exponential.h"
 
 #define SPLIT 512
 #define LANES 16
@@ -64,24 +62,6 @@ static inline eight totals(const lanes *four) {
     eight a = pair_up(half_of(four[0]), half_of(four[1])), b = pair_up(half_of(four[2]), half_of(four[3]));
     eight c = pair_up(a, b);
     return pair_up(c, c);
-}
-
-/* exp of x <= 0 to about one unit in the last place; zero below -87 (Cephes' expf, branch free so that it vectorises) */
-static inline float exponential(float x) {
-    float low = x < -87.0f ? -87.0f : x;
-    float n = rintf(low * 1.44269504088896341f);
-    float r = low - n * 0.693359375f + n * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    int32_t bits = ((int32_t)n + 127) << 23;
-    float power;
-    memcpy(&power, &bits, sizeof power);
-    return x < -87.0f ? 0.0f : p * power;
 }
 
 /* Pages lie anywhere, so the processor does not guess the next one. */

@@ -1,6 +1,6 @@
-"""The compiled CPU decode (decode.c): built once with the machine's C compiler, never needed.
+"""The compiled CPU parts, decode (decode.c) and the softmax of prefill (soften.c): built once, never needed.
 
-Without a compiler, on another system than Linux, or with KVGATE_NATIVE=0, decode goes through plain torch.
+Without a C compiler, on another system than Linux, or with KVGATE_NATIVE=0, all goes through plain torch.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from torch import Tensor
 from kvgate.kernels.types import Attention, PagedKV, Rules
 
 SPLIT = 512  # as in decode.c
+CHUNK = 16  # as in soften.c
+_SOURCES = ("decode.c", "soften.c")
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC")
 _POINTERS = (
     "q q_sink k v positions tables live counts query_position lower exempt sink_end "
@@ -54,22 +56,31 @@ def _processor() -> str:
     return platform.machine() + "".join(sorted(set(flags)))
 
 
+class _Block(ctypes.Structure):
+    """`block` of soften.c, field by field."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("logits", "lse", "mass", "partial")] + [
+        (name, ctypes.c_int64) for name in ("heads", "kv_heads", "tokens", "n", "own", "window", "threads")
+    ]
+
+
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The built library, or None where there cannot be one."""
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
     if os.environ.get("KVGATE_NATIVE") == "0" or platform.system() != "Linux" or compiler is None:
         return None
-    source = Path(__file__).with_name("decode.c")
+    sources = [Path(__file__).with_name(name) for name in _SOURCES]
+    text = "".join(path.read_text() for path in [*sources, Path(__file__).with_name("exponential.h")])
     try:
         version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
-        key = hashlib.sha256("\n".join([source.read_text(), version, _processor(), *_FLAGS]).encode()).hexdigest()[:16]
-        target = cache_folder() / f"decode-{key}.so"
+        key = hashlib.sha256("\n".join([text, version, _processor(), *_FLAGS]).encode()).hexdigest()[:16]
+        target = cache_folder() / f"kernels-{key}.so"
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-                built = Path(folder) / "decode.so"
-                command = [compiler, *_FLAGS, str(source), "-o", str(built), "-lm"]
+                built = Path(folder) / "kernels.so"
+                command = [compiler, *_FLAGS, *map(str, sources), "-o", str(built), "-lm"]
                 subprocess.run(command, capture_output=True, check=True, timeout=120)
                 built.replace(target)
         return ctypes.CDLL(str(target))
@@ -123,3 +134,23 @@ def decode(q_RQD: Tensor, cache: PagedKV, query_position_R: Tensor, rules: Rules
     assert built is not None
     built.kvgate_decode(ctypes.byref(launch))
     return Attention(out.to(q_RQD.dtype), lse, mass)
+
+
+def soften(
+    logits_QTn: Tensor, kv_heads: int, own: int, window: int | None, want_mass: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Causal softmax of contiguous fp32 logits, in place; query t's own slot is column own + t.
+
+    Returns the log-sum-exp [Q, T] and, if wanted, the column mass [H, n]. Only where there is a `library`.
+    """
+    heads, tokens, n = logits_QTn.shape
+    lse = torch.empty((heads, tokens))
+    mass = torch.empty((kv_heads, n)) if want_mass else None
+    partial = torch.empty((heads * -(-tokens // CHUNK), n)) if want_mass else None
+    pointers = (None if x is None else x.data_ptr() for x in (logits_QTn, lse, mass, partial))
+    numbers = (heads, kv_heads, tokens, n, own, window or 0, torch.get_num_threads())
+    built = library()
+    assert built is not None
+    assert logits_QTn.is_contiguous()
+    built.kvgate_soften(ctypes.byref(_Block(*pointers, *numbers)))
+    return lse, mass

@@ -1,10 +1,10 @@
 """The public operations: one function each, checked arguments, Triton on CUDA and torch on the CPU.
 
 Shapes are in the legend of `kvgate.kernels.types`. Every function takes `backend`: "torch", "triton", "native" or None
-(the environment's KVGATE_BACKEND if set, else triton on CUDA and native elsewhere). native is torch, but for decode in
-fp32 and bf16 by the compiled `decode.c` wherever a C compiler could build it. Bad arguments raise ValueError and change
-nothing. Floating point tensors are float32, float16 or bfloat16, K, V and queries alike; fp8 and learned sink logits
-are refused by name.
+(the environment's KVGATE_BACKEND if set, else triton on CUDA and native elsewhere). native is torch, with decode in
+fp32 and bf16 and the softmax of prefill compiled wherever there is a C compiler. Bad arguments raise ValueError and
+change nothing. Floating point tensors are float32, float16 or bfloat16, K, V and queries alike; fp8 and learned sink
+logits are refused by name.
 """
 
 from __future__ import annotations
@@ -150,6 +150,12 @@ def prefill_attention(
     checks.require(q_TQD.shape[0] == tokens, f"q_TQD: {q_TQD.shape[0]} tokens, k_THD has {tokens}")
     rules = Rules(scale, native_window=native_window, softcap=softcap)
     checks.logits(rules)
+    if (
+        choose_backend(backend, q_TQD.device) == "native"
+        and q_TQD.device.type == "cpu"
+        and native.library() is not None
+    ):
+        return torch_ops.prefill(q_TQD, k_THD, v_THD, rules, want_mass, compiled=True)
     return _attention(backend, q_TQD).prefill(q_TQD, k_THD, v_THD, rules, want_mass)
 
 

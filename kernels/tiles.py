@@ -49,7 +49,7 @@ def attention_tile(
     least = power_of_two(group)
     split = {"decode": 512, "short": 2048, "long": 0}[kind]
     if element_size == 4:
-        if kind == "long" and block_d > 128 and not sinks:
+        if kind == "long" and block_d > 64:
             return Tile(max(16, least), 16, block_d, split, 8, 2)
         return Tile(max(16, least), 16 if sinks and block_d <= 64 else 32, block_d, split, 8, 1)
     if kind == "decode":
@@ -63,7 +63,7 @@ def attention_tile(
     if not hopper and paged:
         return Tile(max(32, least), 32, block_d, split, 4, 2)
     if paged:  # with more rows or warps the compiler loads K and V in the dot's own layout, a few bytes at a time
-        return Tile(max(64, least), 64, block_d, split, 4, 3)
+        return Tile(max(64, least), 64, block_d, split, 4, 2)
     return Tile(max(128, least), 64, block_d, split, 8, 2)
 
 

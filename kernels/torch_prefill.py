@@ -1,25 +1,28 @@
-"""Prefill of one sequence on an empty cache in plain torch: SDPA, or 64-query blocks when column mass is wanted."""
+"""Prefill of one sequence on an empty cache on the CPU: SDPA, or blocks of queries when column mass is wanted."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from kvgate.kernels import native
 from kvgate.kernels.types import Attention, Rules
 
-_BLOCK = 64  # queries per block: their logits stay in the cache
+_BLOCK = 128  # queries per block: fewer lose more to small products than they gain from the cache
 _FADED = 1e-20  # a weight too small to recover the log-sum-exp from
 
 
-def prefill(q_TQD: Tensor, k_THD: Tensor, v_THD: Tensor, rules: Rules, want_mass: bool) -> Attention:
-    """Causal attention over the sequence's own tokens."""
+def prefill(
+    q_TQD: Tensor, k_THD: Tensor, v_THD: Tensor, rules: Rules, want_mass: bool, compiled: bool = False
+) -> Attention:
+    """Causal attention over the sequence's own tokens. `compiled`: softmax and mass by `native.soften`."""
     tokens = q_TQD.shape[0]
     if rules.native_window is not None and rules.native_window >= tokens:
         rules = Rules(rules.scale, softcap=rules.softcap)
     plain = rules.softcap is None and rules.native_window is None and q_TQD.device.type == "cpu"
     if plain and tokens and not want_mass:
         return _flash(q_TQD, k_THD, v_THD, rules.scale)
-    return _blocks(q_TQD, k_THD, v_THD, rules, want_mass)
+    return _blocks(q_TQD, k_THD, v_THD, rules, want_mass, compiled)
 
 
 def _flash(q_TQD: Tensor, k_THD: Tensor, v_THD: Tensor, scale: float) -> Attention:
@@ -31,7 +34,7 @@ def _flash(q_TQD: Tensor, k_THD: Tensor, v_THD: Tensor, scale: float) -> Attenti
     return Attention(out[0].transpose(0, 1).contiguous(), lse[0].float().t().contiguous(), None)
 
 
-def _blocks(q_TQD: Tensor, k_THD: Tensor, v_THD: Tensor, rules: Rules, want_mass: bool) -> Attention:
+def _blocks(q_TQD: Tensor, k_THD: Tensor, v_THD: Tensor, rules: Rules, want_mass: bool, compiled: bool) -> Attention:
     """Block by block with a full-row softmax; logits, softmax and mass in fp32."""
     tokens, query_heads, dim = q_TQD.shape
     kv_heads = k_THD.shape[1]
@@ -41,7 +44,7 @@ def _blocks(q_TQD: Tensor, k_THD: Tensor, v_THD: Tensor, rules: Rules, want_mass
     mass = torch.zeros((kv_heads, tokens), dtype=torch.float32, device=q_TQD.device) if want_mass else None
     k_HDT = k_THD.permute(1, 2, 0).float()
     v_HTD = v_THD.transpose(0, 1).contiguous()
-    room = torch.empty((2, query_heads * _BLOCK * tokens), dtype=torch.float32, device=q_TQD.device)
+    room = torch.empty((1 if compiled else 2, query_heads * _BLOCK * tokens), dtype=torch.float32, device=q_TQD.device)
     for first in range(0, tokens, _BLOCK):
         last = min(tokens, first + _BLOCK)
         begin = 0 if rules.native_window is None else max(0, first - rules.native_window + 1)
@@ -49,26 +52,33 @@ def _blocks(q_TQD: Tensor, k_THD: Tensor, v_THD: Tensor, rules: Rules, want_mass
         size = shape[0] * shape[1] * shape[2]
         q = q_TQD[first:last].view(-1, kv_heads, group, dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)
         logits = torch.bmm(q.float() * rules.scale, k_HDT[:, :, begin:last], out=room[0, :size].view(shape))
-        _cap_and_hide(logits.view(query_heads, last - first, -1), first - begin, rules)
-        weights = torch.softmax(logits, -1, out=room[1, :size].view(shape))
-        if mass is not None:
-            mass[:, begin:last] += weights.sum(1)
+        if rules.softcap is not None:
+            logits.div_(rules.softcap).tanh_().mul_(rules.softcap)
+        rows = logits.view(query_heads, last - first, -1)
+        if compiled:
+            sums, columns = native.soften(rows, kv_heads, first - begin, rules.native_window, want_mass)
+            weights = logits
+        else:
+            _hide(rows, first - begin, rules.native_window)
+            weights = torch.softmax(logits, -1, out=room[1, :size].view(shape))
+            sums = _log_sum(logits, weights, first - begin, last - first).view(query_heads, -1)
+            columns = weights.sum(1) if want_mass else None
+        if mass is not None and columns is not None:
+            mass[:, begin:last] += columns
         mixed = torch.bmm(weights.to(v_HTD.dtype), v_HTD[:, begin:last])
         out[first:last] = mixed.view(query_heads, last - first, dim).transpose(0, 1)
-        lse[first:last] = _log_sum(logits, weights, first - begin, last - first).view(query_heads, -1).t()
+        lse[first:last] = sums.t()
     return Attention(out, lse, mass)
 
 
-def _cap_and_hide(logits_QTn: Tensor, own: int, rules: Rules) -> None:
-    """Soft cap, then -inf where a query may not look; the block's own tokens start at column `own`."""
-    if rules.softcap is not None:
-        logits_QTn.div_(rules.softcap).tanh_().mul_(rules.softcap)
+def _hide(logits_QTn: Tensor, own: int, window: int | None) -> None:
+    """-inf where a query may not look; the block's own tokens start at column `own`."""
     block = logits_QTn.shape[1]
     later = torch.ones((block, block), dtype=torch.bool, device=logits_QTn.device).triu_(1)
     logits_QTn[:, :, own:].masked_fill_(later, float("-inf"))
-    if rules.native_window is not None:
+    if window is not None:
         t = torch.arange(block, device=logits_QTn.device)[:, None] + own
-        far = t - torch.arange(logits_QTn.shape[2], device=logits_QTn.device) >= rules.native_window
+        far = t - torch.arange(logits_QTn.shape[2], device=logits_QTn.device) >= window
         logits_QTn.masked_fill_(far, float("-inf"))
 
 
