@@ -30,7 +30,8 @@ def build_leaderboard(
 ) -> dict[str, Any]:
     """Everything a reader, a plot or a rollout tool needs; the same inputs give the same bytes."""
     declared = {**unsteady(checks), **oracles}
-    verdicts = decide(records, gate, repeat_identical=repeat_identical(checks), declared=declared)
+    watched = bool(manifest["plan"].get("until_decided"))
+    verdicts = decide(records, gate, repeat_identical=repeat_identical(checks), declared=declared, sequential=watched)
     cells: dict[tuple[str, str], list[CellRecord]] = {}
     for record in records:
         cells.setdefault((record.label, record.protocol), []).append(record)

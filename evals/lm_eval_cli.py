@@ -49,16 +49,14 @@ def add_parser(subparsers: Any) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run, write and show. ValueError for bad input."""
-    from rich.console import Console
-
     from kvgate.evals.lm_eval_run import LmEvalOptions, run_lm_eval
-    from kvgate.evals.tables import print_leaderboard
+    from kvgate.evals.tables import print_leaderboard, stdout_console
 
     board = run_lm_eval(_config(args), _options(args, LmEvalOptions), args.out, _reporter(args.json))
     if args.json:
         print(json.dumps(board, indent=1, sort_keys=True, ensure_ascii=False))
     else:
-        print_leaderboard(board, Console(width=None if sys.stdout.isatty() else 150))
+        print_leaderboard(board, stdout_console())
         print(f"\nleaderboard: {args.out / 'leaderboard.json'}   every answer: {args.out / 'samples.jsonl'}")
     passed = all(row["status"] == "enable" for row in board["rows"])
     return 1 if args.enforce and not passed else 0

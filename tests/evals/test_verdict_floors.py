@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import numpy as np
 import pytest
 from made_records import made_cell
 
 from kvgate.evals.gates import Gate
+from kvgate.evals.leaderboard import build_leaderboard
 from kvgate.evals.records import CellRecord
 from kvgate.evals.verdict import decide
 from kvgate.evals.verdict_pairs import Pair
@@ -103,3 +105,12 @@ def test_an_incompetent_exact_run_under_peeking() -> None:
                     break
     most = 0.05 + 2 * math.sqrt(0.05 * 0.95 / runs)
     assert passed[True] / runs <= most < passed[False] / runs
+
+
+@pytest.mark.parametrize("until, excluded", [(None, ("retrieval, length 1024",)), ({"max_items": 120}, ())])
+def test_the_leaderboard_of_a_watched_run_judges_floors_as_the_watch_did(until: Any, excluded: tuple[str, ...]) -> None:
+    plan = {"name": "made", "until_decided": until}
+    manifest = {"plan": plan, "config_hash": "config", "provenance": {}}
+    checks = {"repeat": {"full": {"cells": 1, "different": 0}}}
+    board = build_leaderboard(manifest, near_the_floor(120, 0.7), GATE, checks, {})
+    assert tuple(board["rows"][0]["scope"]["excluded"]) == excluded
