@@ -185,6 +185,7 @@ def main() -> int:
         for item in speeds(device, backends[0], arguments.small):
             measured.append(item)
             beside = "" if item.reference_ms is None else f", SDPA contiguous {item.reference_ms:.3f} ms"
+            beside += "" if item.flashinfer_ms is None else f", FlashInfer {item.flashinfer_ms:.3f} ms"
             what = f"{item.operation:18} {item.model:13} {item.dtype:9} {item.rows:3} x {item.context:6}"
             what += f" keep {item.keep:.1f} {item.layout:10}"
             print(

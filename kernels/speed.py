@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -38,7 +41,8 @@ class Speed:
     """One measurement. ms: median wall time; gb_per_s: bytes that had to move (live K and V) per second, in 1e9.
 
     of_copy: gb_per_s over that of a device copy (read and written bytes) in the same run; reference_ms: torch SDPA on
-    contiguous tensors of the same live size, where there is such a thing.
+    contiguous tensors of the same live size, where there is such a thing; flashinfer_ms: FlashInfer's paged decode of
+    the same live size, where it is installed and serves the shape.
     """
 
     operation: str
@@ -52,6 +56,7 @@ class Speed:
     gb_per_s: float
     of_copy: float
     reference_ms: float | None = None
+    flashinfer_ms: float | None = None
 
 
 def median_ms(call: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
@@ -118,6 +123,32 @@ def sdpa_decode(model: Model, rows: int, tokens: int, dtype: torch.dtype, device
     return lambda: scaled_dot_product_attention(q, k, v)
 
 
+def flashinfer_decode(
+    model: Model, rows: int, tokens: int, dtype: torch.dtype, device: torch.device
+) -> Callable[[], object] | None:
+    """FlashInfer's decode over pages in random order, planned beforehand; None where it is not there or refuses."""
+    if device.type != "cuda" or importlib.util.find_spec("flashinfer") is None:
+        return None
+    heads, pages = model.kv_heads, -(-tokens // PAGE)
+    both = torch.randn((rows * pages, 2, PAGE, heads, model.head_dim), dtype=dtype, device=device)
+    q = torch.randn((rows, heads * model.group, model.head_dim), dtype=dtype, device=device)
+    starts = torch.arange(rows + 1, dtype=torch.int32, device=device) * pages
+    order = torch.randperm(rows * pages, device=device).int()
+    last = torch.full((rows,), tokens - (pages - 1) * PAGE, dtype=torch.int32, device=device)
+    try:
+        room = torch.empty(128 << 20, dtype=torch.uint8, device=device)
+        wrapper = importlib.import_module("flashinfer").BatchDecodeWithPagedKVCacheWrapper(
+            room, "NHD", use_tensor_cores=True
+        )
+        sizes = (heads * model.group, heads, model.head_dim, PAGE)
+        wrapper.plan(starts, order, last, *sizes, q_data_type=dtype, kv_data_type=dtype)
+        wrapper.run(q, both)
+    except Exception as error:  # another library's limits, whatever they are, must not end the check
+        print(f"FlashInfer does not serve {model.name}: {type(error).__name__}: {error}", file=sys.stderr)
+        return None
+    return lambda: wrapper.run(q, both)
+
+
 def decode_speeds(
     device: torch.device, backend: Backend, dtype: torch.dtype, models: tuple[Model, ...], sizes: list[tuple[int, int]]
 ) -> Iterator[Speed]:
@@ -129,13 +160,16 @@ def decode_speeds(
                 cache = paged(model, rows, context, keep, layout, dtype, device)
                 reference = sdpa_decode(model, rows, max(1, round(context * keep)), dtype, device)
                 beside = median_ms(reference, device)
+                other = flashinfer_decode(model, rows, max(1, round(context * keep)), dtype, device)
+                flashinfer = None if other is None else median_ms(other, device)
                 moved = 2 * rows * model.kv_heads * context * keep * model.head_dim * cache.k_pool_NSD.element_size()
                 for mass in (False, True) if layout == "dense" and keep == 1.0 else (False,):
                     ms = median_ms(decode_call(model, cache, backend, mass), device)
                     rate = moved / ms / 1e6
                     name = "decode with mass" if mass else "decode"
                     kind = str(dtype).removeprefix("torch.")
-                    yield Speed(name, model.name, kind, rows, context, keep, layout, ms, rate, rate / copy, beside)
+                    measured = (ms, rate, rate / copy, beside, flashinfer)
+                    yield Speed(name, model.name, kind, rows, context, keep, layout, *measured)
 
 
 def prefill_speeds(
