@@ -1,10 +1,13 @@
 """Repetition, loops and length drift of long answers."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgate.evals.drift import length_drift, loop_start, repetition
+from kvgate.evals.drift import drifts, length_drift, loop_start, repetition
+from kvgate.evals.records import CellRecord, TurnRecord
 
 IDS = st.lists(st.integers(0, 5), max_size=40)
 
@@ -41,3 +44,38 @@ def test_length_drift() -> None:
     assert length_drift(110, 100) == pytest.approx(0.1)
     assert length_drift(0, 100) == -1.0
     assert length_drift(5, 0) is None
+
+
+def _cell(label: str, item: str, *answers: list[int]) -> CellRecord:
+    turns = tuple(TurnRecord("a", 1.0, tuple(answer), "", capped=False) for answer in answers)
+    return CellRecord(
+        cell_id=f"{label}{item}", config_hash="c", suite="s", task="t", index=0, length=512, depth=None, cluster=item,
+        item_hash=item, context_hash=item, protocol="question_unseen", policy=label, label=label, params={},
+        budget=None, ratio=None, score=1.0, turns=turns, evicted_tokens=1.0, native=False, covered=False, floored=False,
+        resident_bytes=1, logical_bytes=1, exact_resident_bytes=1, context_tokens=512, output_tokens=1, nan=False,
+    )  # fmt: skip
+
+
+def test_drifts_compare_each_policy_with_the_exact_run() -> None:
+    long, looped = list(range(100)), [7] * 50
+    records = [
+        _cell("full", "one", long, [1]),
+        _cell("full", "two", long, [1]),
+        _cell("p@0.5", "one", looped, list(range(70))),
+        _cell("p@0.5", "two", long, [1]),
+    ]
+    (found,) = drifts(records)
+    assert (found.label, found.suite, found.task, found.length, found.items) == ("p@0.5", "s", "t", 512, 2)
+    assert (found.tokens, found.exact_tokens) == (75, 100)
+    assert found.length_drift == pytest.approx(-0.25)
+    assert found.repetition == pytest.approx((1 - 1 / 47) / 2)
+    assert found.exact_repetition == 0.0
+    assert (found.loops, found.exact_loops) == (1, 0)
+
+
+def test_drifts_leave_out_short_answers_and_other_protocols() -> None:
+    exact, policy = _cell("full", "one", [1, 2, 3]), _cell("p@0.5", "one", list(range(100)))
+    assert drifts([exact, policy]) == []
+    assert [each.items for each in drifts([exact, policy], least=3)] == [1]
+    assert drifts([exact, replace(policy, protocol="whole_prompt")], least=1) == []
+    assert drifts([policy], least=1) == []

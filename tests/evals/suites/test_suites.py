@@ -103,7 +103,7 @@ def test_depth_says_where_the_evidence_is(tokens: Tokens, name: str) -> None:
             assert name in ("instructions", "long_generation")
             continue
         last = max(start for start, _ in item.facts) if name == "multi_turn" else item.facts[0][0]
-        if item.task == "recite":  # the list is a third of the context
+        if item.task == "recite":  # the list is a large part of the context
             last = round(last / (item.length - (item.facts[0][1] - last)) * item.length)
         assert abs(last / item.length - item.depth) < 0.2, (item.task, item.depth, last)
 
@@ -159,16 +159,40 @@ def test_instructions_beyond_the_embedded_model(tokens: Tokens) -> None:
 
 
 def test_long_answers_list_every_line(tokens: Tokens, chatml: Any) -> None:
-    for item in suite_class("long_generation")().build(tokens, Order(counts={1024: 1})):
-        scoring = item.turns[0].scoring
-        assert isinstance(scoring, Listing)
-        answer = "\n".join(scoring.expected)
-        assert score_answer(answer, scoring) == 1.0
-        assert item.turns[0].max_new_tokens - 60 < len(tokens.encode(answer)) <= item.turns[0].max_new_tokens
-        if item.task == "recite":
-            assert answer in chatml.decode(item.context)
+    for item in suite_class("long_generation")().build(tokens, Order(counts={512: 1, 1024: 1})):
+        turn = item.turns[0]
+        assert isinstance(turn.scoring, Listing)
+        answer = "\n".join(turn.scoring.expected)
+        assert score_answer(answer, turn.scoring) == 1.0
+        assert turn.max_new_tokens - 20 < len(tokens.encode(answer)) <= turn.max_new_tokens
+        begun = chatml.decode(turn.prompt).strip().splitlines()
+        if item.task == "count":
+            numbers = [int(line.removeprefix("Item ")) for line in (*begun, *turn.scoring.expected)]
+            assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
     with pytest.raises(ValueError, match="new_tokens"):
         suite_class("long_generation")().build(tokens, Order(options={"new_tokens": 0}))
+
+
+def test_a_recited_list_is_told_twice_and_goes_round(tokens: Tokens, chatml: Any) -> None:
+    for item in suite_class("long_generation")().build(tokens, Order(counts={512: 2, 1024: 1}, tasks=("recite",))):
+        scoring = item.turns[0].scoring
+        assert isinstance(scoring, Listing)
+        (start, end), *_ = item.facts
+        told = chatml.decode(item.context[start:end]).strip().splitlines()
+        once = told[: len(told) // 2]
+        assert told == once * 2
+        begun = chatml.decode(item.turns[0].prompt).strip().splitlines()
+        said = [*begun, *scoring.expected]
+        assert len(said) > len(once)  # past the end of a round, so that losing the list shows
+        assert once[1:][-3:] == begun[:3]
+        assert all(line == once[(place - 3) % len(once)] for place, line in enumerate(said))
+        # What is begun says little of it: the rest has to come from the context.
+        assert len({*once} - {*begun}) >= len(once) // 2
+
+
+def test_a_list_too_short_to_lose_is_refused(tokens: Tokens) -> None:
+    with pytest.raises(ValueError, match="128 tokens are too few for a list of rooms"):
+        suite_class("long_generation")().build(tokens, Order(counts={128: 1}, tasks=("recite",)))
 
 
 def test_fewer_tasks_keep_the_same_items(tokens: Tokens, built: dict[str, list[Item]]) -> None:

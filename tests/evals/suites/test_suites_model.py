@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvgate.evals.chat import Tokens
-from kvgate.evals.items import Choice, Ids, Item, Turn
+from kvgate.evals.items import Choice, Ids, Item, Listing, Turn
 from kvgate.evals.scoring import score_answer, score_choice
 from kvgate.evals.suites.base import Order
 from kvgate.evals.suites.catalog import suite_class
@@ -32,6 +32,18 @@ def test_the_exact_run_is_competent(embedded: tuple[Any, Any], name: str) -> Non
     items = suite_class(name)().build(Tokens(tokenizer), Order(counts={512: 3}))
     scores = [score for item in items for score in _scores(model, tokenizer, item)]
     assert sum(scores) / len(scores) >= 0.7, scores
+
+
+def test_the_exact_run_keeps_long_answers_going(embedded: tuple[Any, Any]) -> None:
+    """The list has to be in the answer for hundreds of tokens, or nothing is evicted while it is written."""
+    model, tokenizer = embedded
+    order = Order(counts={512: 1}, options={"new_tokens": 520})
+    for item in suite_class("long_generation")().build(Tokens(tokenizer), order):
+        (turn,) = item.turns
+        assert isinstance(turn.scoring, Listing)
+        answer = _greedy(model, [*item.context, *turn.prompt], turn, {tokenizer.eos_token_id})
+        assert len(answer) >= 500, item.task
+        assert score_answer(tokenizer.decode(answer), turn.scoring) >= 0.7, item.task
 
 
 def _scores(model: Any, tokenizer: Any, item: Item) -> list[float]:
