@@ -3,7 +3,7 @@
 Both tasks go on with plain text instead of answering in a chat: after a question a small chat model ends its list early
 (SmolLM2-135M-Instruct after one line to twenty), while a text that is already a list is kept going to the cap.
 
-What the embedded model scores with all of its cache and 520 new tokens: count .95 at 512 tokens of context (6 items) and
+What the embedded model scores with all of its cache and 520 new tokens: count .95 at 512 tokens of context (6 items),
 .89 at 1024 (2); recite .92 at 512 (9 items), .71 at 1024 (5) and .52 at 2048 (2), where it is no longer competent. One
 slip shifts every line after it, so most items are near 1 and a few near .2. Counting needs no more than the last lines,
 and policies that keep those lose nothing on it; what the context held is tested by reciting.
