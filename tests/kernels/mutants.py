@@ -4,8 +4,7 @@
 
 Each mutant is a copy of the package in a temporary folder with one text replaced; the attention and move tests run
 against it and stop at the first failure. A mutant that survives is a hole in the tests unless it is listed as
-equivalent, with
-the reason. Exit 1 if any other survives. Not collected by pytest: it takes some minutes.
+equivalent, with the reason. Exit 1 if any other survives. Not collected by pytest: it takes some minutes.
 """
 
 from __future__ import annotations
@@ -276,8 +275,12 @@ def _test(root: Path) -> None:
     """The tests of a mutated tree, quick ones first, in a fork that finds torch and triton already imported."""
     os.chdir(root)
     sys.path.insert(0, str(root / "src"))
+    os.environ["PYTHONPATH"] = str(root / "src")  # for tests that start Python
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
-    tests = [f"tests/kernels/test_{name}.py" for name in ("edges", "attention", "pages", "prefill", "large_pool")]
+    tests = [
+        f"tests/kernels/test_{name}.py"
+        for name in ("edges", "attention", "pages", "prefill", "guarded_memory", "large_pool")
+    ]
     for speed in ("not slow", "slow"):
         options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", "-k", "not torch and not native"]
         code = int(pytest.main([*options, "-m", speed, *tests]))
