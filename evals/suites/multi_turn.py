@@ -20,8 +20,9 @@ from kvgate.evals.suites.dialogue import ask, dialogue, exchange
 
 FACTS, PAIR = 3, 2
 LATER = 40  # tokens of the note between two questions
-# Three facts of one item have nothing in common but their form: with one relation for all, small models mix them up.
+# Facts of one item have nothing in common but their form: with one relation for all, small models mix them up.
 RELATIONS = ("magic number", "ticket code", "phone number", "locker code", "serial number", "zip code")
+REPLIES = ("reply number", "answer code")
 
 
 class MultiTurn(Generated):
@@ -91,7 +92,7 @@ def _update(tokens: Tokens, spot: Spot) -> Talk:
 
 def _standing(tokens: Tokens, spot: Spot) -> Talk:
     names, values = _names(spot, PAIR), words.numbers(spot.rng, PAIR)
-    forms = [f"reply number of the {name} is" for name in names]
+    forms = [f"{reply} of the {name} is" for reply, name in zip(REPLIES, names, strict=True)]
     told = [(spot.depth, f"From now on, the {form} {value}.") for form, value in zip(forms, values, strict=True)]
     cues = [f"I say {name}. What do you reply?" for name in names]
     turns = _asked(tokens, spot, [f"The {form}" for form in forms], cues, values)
