@@ -67,6 +67,16 @@ def test_rows_longer_than_a_split(backend, agree):
 
 
 @pytest.mark.slow
+def test_more_splits_than_the_merge_takes_at_once(backend, agree):
+    """Sixteen splits hold 8,192 slots; the largest logits lie in the seventeenth."""
+    problem = make(Shape(((8300, 1),), 1, 3, 40, 32, keep=0.9))
+    cache = problem.cache
+    last = cache.tables_RHP[0, 0, 8192 // 32 : int(cache.page_counts_RH[0, 0])].long()
+    cache.k_pool_NSD[last] *= 8.0
+    agree(problem.decode(backend), problem.exact())
+
+
+@pytest.mark.slow
 def test_question_chunk_longer_than_a_split(backend, agree):
     problem = make(Shape(((2100, 9), (700, 4)), 1, 3, 40, 32, keep=0.9))
     agree(problem.extend(backend), problem.exact())
