@@ -192,9 +192,7 @@ MUTANTS = [
         "(index < limit + S)[None, :] & (total > 0.0)[:, None]",
         "decode mass of slots nobody scored",
     ),
-    Mutant(
-        MASS, "there = (g < G)[:, None] &", "there = (g < BLOCK_G)[:, None] &", "mass of the next kv head counted too"
-    ),
+    Mutant(MASS, "g < G", "g < BLOCK_G", "mass of the next kv head counted too"),
     Mutant(
         MASS,
         "tl.sum(weights, 0), mask=index < width)",
