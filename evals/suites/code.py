@@ -23,7 +23,6 @@ from kvgate.evals.suites.renaming import styled
 
 DEFINITIONS, EXAMPLES = 5, 3
 PARAMETERS = 3
-DEFINED = "# The constants have the values defined above.\n"  # else small models make values up that look like the others
 TAIL = 24  # tokens of code between the end of the context and the completed identifier
 
 
@@ -100,13 +99,13 @@ def _names(spot: Spot, style: str) -> list[str]:
     return [styled(pair, style) for pair in words.pairs(spot.rng, DEFINITIONS)]
 
 
-def _asserted(shape_of: Callable[[Spot], Shape], title: str = "") -> Callable[[Tokens, Spot], Item]:
+def _asserted(shape_of: Callable[[Spot], Shape]) -> Callable[[Tokens, Spot], Item]:
     def make(tokens: Tokens, spot: Spot) -> Item:
         shape = shape_of(spot)
         books = shelf(dict(spot.options))
         for path, pieces in blocks(tokens, spot, books, spot.length):
             laid = lay(pieces, _definitions(tokens, spot, shape), spot.length - len(tokens.bos))
-            prompt = title + "\n".join([*shape.examples(), shape.assertion(shape.names[0], "")])
+            prompt = "\n".join([*shape.examples(), shape.assertion(shape.names[0], "")])
             turn = _turn(tokens, prompt, shape.values[0])
             context = tokens.bos + laid.ids
             return _item(spot, context, turn, (books.shown(path), books.source), _shifted(tokens, laid.spans[0]))
@@ -205,7 +204,7 @@ def _gold(turn: Turn) -> str:
 
 MAKERS: dict[str, Callable[[Tokens, Spot], Item]] = {
     "constant": _asserted(_constants),
-    "label": _asserted(_labels, DEFINED),
+    "label": _asserted(_labels),
     "signature": _asserted(_signatures),
     "completion": _completion,
     "imports": _imports,
