@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvgate.evals.records import EXACT, CellRecord
+from kvgate.evals.records import CellRecord
 
 LONG = 64  # tokens; in a shorter answer a share of repeated 4-grams says little
 
@@ -15,8 +15,8 @@ class Drift:
     """How the long answers of one policy changed against the exact run's, over the items of one task and length.
 
     Attributes:
-        label, suite, task, length: the policy's label and the slice; ``length`` is the context's, in tokens.
-        items: answers that are long under the exact run (:data:`LONG` tokens); each turn counts by itself.
+        suite, task, length: the slice; ``length`` is the context's, in tokens.
+        answers: answers that are long under the exact run (:data:`LONG` tokens); each turn counts by itself.
         repetition, exact_repetition: mean share of repeated 4-grams, 0 to 1. Listing the same thing again is repetition
             that was asked for, so only the difference means something.
         tokens, exact_tokens: mean length of the answers.
@@ -24,11 +24,10 @@ class Drift:
         loops, exact_loops: answers that end in a loop.
     """
 
-    label: str
     suite: str
     task: str
     length: int
-    items: int
+    answers: int
     repetition: float
     exact_repetition: float
     tokens: float
@@ -60,41 +59,31 @@ def loop_start(tokens: Sequence[int], longest: int = 64, times: int = 3) -> int 
     return None
 
 
-def length_drift(policy: int, exact: int) -> float | None:
-    """Relative change of the answer's length, ``policy / exact - 1``; None where the exact answer is empty."""
-    return policy / exact - 1 if exact else None
-
-
 Answers = list[tuple[Sequence[int], Sequence[int]]]
 
 
-def drifts(records: Iterable[CellRecord], least: int = LONG) -> list[Drift]:
-    """One line a policy, task and length with long answers, sorted; empty where no exact answer is long.
+def drifts(cells: Iterable[CellRecord], exact: Mapping[str, CellRecord], least: int = LONG) -> list[Drift]:
+    """One line a suite, task and length with long answers, sorted; empty where no exact answer is long.
 
     Args:
-        records: of one run. Items without an exact record are left out.
+        cells: of one policy. Turns that follow the exact run's answer (fidelity) wrote nothing of their own.
+        exact: item hash to the exact side, as in ``slices.survival``.
         least: tokens an exact answer needs to count as long.
     """
-    found = list(records)
-    exact = {(record.item_hash, record.protocol): record for record in found if record.label == EXACT}
-    pairs: dict[tuple[str, str, str, int], Answers] = {}
-    for record in found:
-        against = exact.get((record.item_hash, record.protocol))
-        if record.label == EXACT or against is None:
-            continue
-        for turn, other in zip(record.turns, against.turns, strict=True):
-            if len(other.tokens) >= max(1, least):
-                key = (record.label, record.suite, record.task, record.length)
-                pairs.setdefault(key, []).append((turn.tokens, other.tokens))
+    pairs: dict[tuple[str, str, int], Answers] = {}
+    for cell in cells:
+        for turn, other in zip(cell.turns, exact[cell.item_hash].turns, strict=True):
+            if turn.fidelity is None and len(other.tokens) >= max(1, least):
+                pairs.setdefault((cell.suite, cell.task, cell.length), []).append((turn.tokens, other.tokens))
     return [_drift(key, pairs[key]) for key in sorted(pairs)]
 
 
-def _drift(key: tuple[str, str, str, int], answers: Answers) -> Drift:
+def _drift(key: tuple[str, str, int], answers: Answers) -> Drift:
     count = len(answers)
     own, exact = zip(*answers, strict=True)
     return Drift(
         *key,
-        items=count,
+        answers=count,
         repetition=sum(map(repetition, own)) / count,
         exact_repetition=sum(map(repetition, exact)) / count,
         tokens=sum(map(len, own)) / count,

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from kvgate.evals.drift import drifts
 from kvgate.evals.fidelity_summary import fidelity_of
 from kvgate.evals.gates import Gate
 from kvgate.evals.records import SCHEMA_VERSION, CellRecord
@@ -113,6 +114,7 @@ def _row(
     row["grid"] = grid(cells, gate)
     sound = cells if verdict.status != "invalid" else ()  # an invalid row may have no partner for its answers
     row["survival"] = survival(sound, paired)
+    row["drift"] = [asdict(found) for found in drifts(sound, paired)]
     row["examples"] = disagreements(sound, paired)
     row["fidelity"] = fidelity_of(cells)
     return row

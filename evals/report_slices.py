@@ -120,7 +120,31 @@ def survival(board: Board, names: Names) -> str:
         for family, group in groupby(rows, key=lambda row: names[row["label"]].family):
             parts.append(f"<div><h3>{esc(family)}</h3>{_survival_table(list(group), names)}</div>")
         out.append(f"<h3>{esc(protocol)}</h3><div class='two'>{''.join(parts)}</div>")
+        out.append(_drift_table(rows, names))
     return "\n".join(out)
+
+
+def _drift_table(rows: Sequence[Row], names: Names) -> str:
+    """Length and repetition of long answers; nothing where none is long."""
+    cells: list[list[str]] = []
+    for row in rows:
+        if row["drift"]:
+            cells.append([esc(str(names[row["label"]]))])
+        cells += [
+            [
+                f"{esc(e['task'])} <small>{e['length']}</small>",
+                f"{e['tokens']:.0f}<small>/{e['exact_tokens']:.0f}</small>",
+                f"{e['repetition']:.2f}<small>/{e['exact_repetition']:.2f}</small>",
+                f"{e['loops']}<small>/{e['exact_loops']}</small>",
+            ]
+            for e in row["drift"]
+        ]
+    if not cells:
+        return ""
+    caption = (
+        "long answers: policy, small: full KV; repeated: share of 4-grams seen before; loops: answers that end in one"
+    )
+    return table(["task, context", "tokens", "repeated", "loops"], cells, caption)
 
 
 def _survival_table(rows: Sequence[Row], names: Names) -> str:

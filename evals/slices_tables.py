@@ -62,6 +62,30 @@ def survival_tables(rows: Sequence[Mapping[str, Any]], names: Mapping[str, Short
         yield from _matrix(title, heads, lines, width)
 
 
+def drift_table(rows: Sequence[Mapping[str, Any]], names: Mapping[str, ShortName]) -> Group | None:
+    """Long answers: length, repetition and loops, full KV -> policy; None where no answer is long."""
+    found = [(names[row["label"]], entry) for row in rows for entry in row["drift"]]
+    if not found:
+        return None
+    table = plain_table()
+    for head in ("policy", "kept", "task", "context", "n", "tokens", "repeated", "loops"):
+        left = head in ("policy", "task")
+        table.add_column(head, justify="left" if left else "right", no_wrap=True)
+    before = ""
+    for name, entry in found:
+        family, budget = _spoken(name)
+        shown = (
+            entry["task"], str(entry["length"]), str(entry["answers"]),
+            f"{entry['exact_tokens']:.0f} -> {entry['tokens']:.0f}",
+            f"{entry['exact_repetition']:.2f} -> {entry['repetition']:.2f}",
+            f"{entry['exact_loops']} -> {entry['loops']}",
+        )  # fmt: skip
+        table.add_row(family if family != before else "", budget, *shown)
+        before = family
+    title = "long answers, full KV -> policy: mean tokens, share of repeated 4-grams, answers that end in a loop"
+    return Group(Text(title, style="bold"), table)
+
+
 def _spoken(name: ShortName) -> tuple[str, str]:
     return name.family, name.budget
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvgate.evals.report_names import SYMBOLS, ShortName, printable, short_names, verdict_text
-from kvgate.evals.slices_tables import example_lines, grid_tables, plain_table, survival_tables
+from kvgate.evals.slices_tables import drift_table, example_lines, grid_tables, plain_table, survival_tables
 
 STYLES = {
     "enable": "bold green", "block": "bold red", "inconclusive": "yellow", "not_evaluable": "dim", "invalid": "magenta",
@@ -148,6 +148,8 @@ def _print_slices(board: Mapping[str, Any], console: Console, names: Mapping[str
             console.print(table)
         for table in survival_tables(rows, names, console.width):
             console.print(table)
+        if (drift := drift_table(rows, names)) is not None:
+            console.print(drift)
     console.print(Text("\nDisagreements: the largest losses of each row", style="bold"))
     for row in board["rows"]:
         for line in example_lines(row, names[row["label"]]):

@@ -23,7 +23,7 @@ def test_power_tells_a_quick_plan_from_one_that_can_pass_production(capsys: Any)
     assert main(["plan", "full", "--power", "--discordance", "0.02"]) == 0
     last = capsys.readouterr().out.strip().splitlines()[-1]
     needed = int(last.rsplit(" ", 1)[1])
-    assert "3 suites of 9 slices" in last
+    assert "4 suites of 9 slices" in last
     assert 250 < needed <= 1300
 
 

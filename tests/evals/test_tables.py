@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from kvgate.cli import main
 from kvgate.evals.report_names import printable, short_names
+from kvgate.evals.report_slices import survival
 from kvgate.evals.tables import print_leaderboard
 
 
@@ -65,6 +67,24 @@ def test_grid_and_survival_have_their_numbers(board: dict[str, Any]) -> None:
         r"multi_turn: percent of the exact run.*?\n(?:.*\n){4,6}? streaming_llm rebased +50 % +67 +100", text
     )
     assert "evidence still attended: 25 % of 2 tokens" in text
+
+
+def test_long_answers_show_their_drift_in_text_and_report(board: dict[str, Any]) -> None:
+    assert "long answers" not in shown(board, 100, reasons=True)
+    cells = [
+        replace(cell, turns=tuple(replace(turn, tokens=tokens) for turn in cell.turns))
+        for cell in sample.records()
+        for tokens in [tuple(range(100)) if cell.exact else (7,) * 50]
+        if not cell.policy.startswith("mine")
+    ]
+    long = sample.run_of(tuple(cells)).leaderboard()
+    assert all(row["drift"] for row in long["rows"])
+    text = shown(long, 100, reasons=True)
+    assert "long answers, full KV -> policy" in text
+    assert re.search(r" 50 % +\w+ +\d+ +(\d+) +100 -> 50 +0\.00 -> 0\.98 +0 -> \1", text)
+    page = survival(long, short_names(long["rows"]))
+    assert "<td>50<small>/100</small></td><td>0.98<small>/0.00</small></td>" in page
+    assert "answers that end in one" not in survival(board, short_names(board["rows"]))
 
 
 def test_model_output_cannot_draw_on_the_terminal(board: dict[str, Any]) -> None:

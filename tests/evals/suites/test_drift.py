@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgate.evals.drift import drifts, length_drift, loop_start, repetition
-from kvgate.evals.records import CellRecord, TurnRecord
+from kvgate.evals.drift import drifts, loop_start, repetition
+from kvgate.evals.records import CellRecord, FidelityRecord, TurnRecord
 
 IDS = st.lists(st.integers(0, 5), max_size=40)
 
@@ -40,12 +40,6 @@ def test_a_loop_is_found(before: list[int], period: list[int], times: int) -> No
     assert found >= len(before)  # the words before are of another alphabet
 
 
-def test_length_drift() -> None:
-    assert length_drift(110, 100) == pytest.approx(0.1)
-    assert length_drift(0, 100) == -1.0
-    assert length_drift(5, 0) is None
-
-
 def _cell(label: str, item: str, *answers: list[int]) -> CellRecord:
     turns = tuple(TurnRecord("a", 1.0, tuple(answer), "", capped=False) for answer in answers)
     return CellRecord(
@@ -56,16 +50,12 @@ def _cell(label: str, item: str, *answers: list[int]) -> CellRecord:
     )  # fmt: skip
 
 
-def test_drifts_compare_each_policy_with_the_exact_run() -> None:
+def test_a_policy_is_compared_with_the_exact_run() -> None:
     long, looped = list(range(100)), [7] * 50
-    records = [
-        _cell("full", "one", long, [1]),
-        _cell("full", "two", long, [1]),
-        _cell("p@0.5", "one", looped, list(range(70))),
-        _cell("p@0.5", "two", long, [1]),
-    ]
-    (found,) = drifts(records)
-    assert (found.label, found.suite, found.task, found.length, found.items) == ("p@0.5", "s", "t", 512, 2)
+    exact = {item: _cell("full", item, long, [1]) for item in ("one", "two")}
+    cells = [_cell("p@0.5", "one", looped, list(range(70))), _cell("p@0.5", "two", long, [1])]
+    (found,) = drifts(cells, exact)
+    assert (found.suite, found.task, found.length, found.answers) == ("s", "t", 512, 2)
     assert (found.tokens, found.exact_tokens) == (75, 100)
     assert found.length_drift == pytest.approx(-0.25)
     assert found.repetition == pytest.approx((1 - 1 / 47) / 2)
@@ -73,9 +63,10 @@ def test_drifts_compare_each_policy_with_the_exact_run() -> None:
     assert (found.loops, found.exact_loops) == (1, 0)
 
 
-def test_drifts_leave_out_short_answers_and_other_protocols() -> None:
-    exact, policy = _cell("full", "one", [1, 2, 3]), _cell("p@0.5", "one", list(range(100)))
-    assert drifts([exact, policy]) == []
-    assert [each.items for each in drifts([exact, policy], least=3)] == [1]
-    assert drifts([exact, replace(policy, protocol="whole_prompt")], least=1) == []
-    assert drifts([policy], least=1) == []
+def test_short_answers_and_followed_ones_are_left_out() -> None:
+    exact = {"one": _cell("full", "one", [1, 2, 3])}
+    policy = _cell("p@0.5", "one", list(range(100)))
+    assert drifts([policy], exact) == []
+    assert [each.answers for each in drifts([policy], exact, least=3)] == [1]
+    followed = replace(policy.turns[0], fidelity=FidelityRecord(kl=(0.0,), diverged=None))
+    assert drifts([replace(policy, turns=(followed,))], exact, least=3) == []
