@@ -230,7 +230,13 @@ MUTANTS = [
         "kinds.setdefault(kind_of(max(row_start), launch.group), []).append(row)",
         "kind of a row depends on the batch",
     ),
-    Mutant(OPS, "facts = torch.zeros(", "facts = torch.ones(", "sums of blind queries not zero"),
+    Mutant(
+        OPS,
+        "facts = torch.zeros(",
+        "facts = torch.ones(",
+        "sums of blind queries not zero",
+        "the merge, or without splits the tile, writes the sum of every query; only calls without any slot read these",
+    ),
     Mutant(
         PAGES,
         "position_T[:, None].expand(slots_TH.shape)",
