@@ -85,7 +85,8 @@ static void find(const launch *a, int64_t row, int64_t head, int64_t begin, int6
     const int32_t *live = a->live + row * a->live_row + head * a->live_head;
     int64_t bytes = a->bf16 ? 2 : 4;
     int32_t p = a->query_position[row];
-    int count = 0;
+    int plain = !a->window && !a->lower && !a->sink_end, count = 0;
+    uint32_t full = a->size == 32 ? UINT32_MAX : (1u << a->size) - 1;
     for (int64_t at = begin; at < end; at++) {
         int64_t page = at / a->size, slot = at % a->size;
         uint32_t word = (uint32_t)live[page];
@@ -95,6 +96,23 @@ static void find(const launch *a, int64_t row, int64_t head, int64_t begin, int6
         }
         if (!(word >> slot & 1)) continue;
         int64_t id = table[page];
+        if (plain && word == full && slot == 0 && at + a->size <= end) {
+            const int32_t *where = a->positions + id * a->positions_page;
+            const char *k = (const char *)a->k + id * a->k_page * bytes, *v = (const char *)a->v + id * a->v_page * bytes;
+            int32_t last = INT32_MIN;
+            for (int64_t s = 0; s < a->size; s++) last = where[s] > last ? where[s] : last;
+            if (last <= p) {
+                for (int64_t s = 0; s < a->size; s++) {
+                    found->slot[count + s] = (int32_t)(at + s);
+                    found->sink[count + s] = 0;
+                    found->k[count + s] = k + s * a->k_slot * bytes;
+                    found->v[count + s] = v + s * a->v_slot * bytes;
+                }
+                count += (int)a->size;
+                at += a->size - 1;
+                continue;
+            }
+        }
         if (slot == 0 && at + 4 * a->size < end && live[page + 4])
             __builtin_prefetch(a->positions + table[page + 4] * a->positions_page);
         int32_t k = a->positions[id * a->positions_page + slot];
@@ -108,23 +126,47 @@ static void find(const launch *a, int64_t row, int64_t head, int64_t begin, int6
     found->count = count;
 }
 
+static inline __attribute__((always_inline)) void score_one(
+    const seen *found, int i, int heads, int64_t dim, int bf16, const float *q, const float *q_sink, float *logits
+) {
+    const float *query = found->sink[i] ? q_sink : q;
+    lanes acc[AT_ONCE] = {{0}};
+    for (int64_t d = 0; d < dim; d += LANES) {
+        lanes key = load(found->k[i] + d * (bf16 ? 2 : 4), bf16);
+        for (int g = 0; g < heads; g++) acc[g] += load((const char *)(query + g * dim + d), 0) * key;
+    }
+    eight sums = totals(acc);
+    for (int g = 0; g < heads; g++) logits[g * SPLIT + i] = sums[g];
+}
+
 static inline __attribute__((always_inline)) void score(
     const launch *a, const seen *found, int heads, int bf16, const float *q, const float *q_sink, float *logits,
     float *peak
 ) {
     int64_t dim = a->dim, bytes = bf16 ? 2 : 4;
     int count = found->count;
-    for (int i = 0; i < count; i++) {
-        const float *query = found->sink[i] ? q_sink : q;
-        ahead(found->k, i + AHEAD, count, dim * bytes);
-        lanes acc[AT_ONCE] = {{0}};
-        for (int64_t d = 0; d < dim; d += LANES) {
-            lanes key = load(found->k[i] + d * bytes, bf16);
-            for (int g = 0; g < heads; g++) acc[g] += load((const char *)(query + g * dim + d), 0) * key;
+    int i = 0;
+    for (; i + 4 <= count; i += 4) { /* four slots at once share the loads of the queries and the sums across lanes */
+        if (found->sink[i] | found->sink[i + 1] | found->sink[i + 2] | found->sink[i + 3]) {
+            for (int j = i; j < i + 4; j++) score_one(found, j, heads, dim, bf16, q, q_sink, logits);
+            continue;
         }
-        eight sums = totals(acc);
-        for (int g = 0; g < heads; g++) logits[g * SPLIT + i] = sums[g];
+        for (int j = 0; j < 4; j++) ahead(found->k, i + AHEAD + j, count, dim * bytes);
+        lanes acc[AT_ONCE][4] = {{{0}}};
+        for (int64_t d = 0; d < dim; d += LANES) {
+            lanes key[4];
+            for (int j = 0; j < 4; j++) key[j] = load(found->k[i + j] + d * bytes, bf16);
+            for (int g = 0; g < heads; g++) {
+                lanes query = load((const char *)(q + g * dim + d), 0);
+                for (int j = 0; j < 4; j++) acc[g][j] += query * key[j];
+            }
+        }
+        for (int g = 0; g < heads; g++) {
+            eight sums = totals(acc[g]);
+            memcpy(logits + g * SPLIT + i, &sums, 4 * sizeof(float));
+        }
     }
+    for (; i < count; i++) score_one(found, i, heads, dim, bf16, q, q_sink, logits);
     for (int g = 0; g < heads; g++) {
         float *x = logits + g * SPLIT, top = -INFINITY;
         if (a->softcap > 0)
