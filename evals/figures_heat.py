@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from kvgate.evals.figures import STYLE, WIDTH
 from kvgate.evals.report_names import ShortName, short_names
-from kvgate.evals.slices_limits import cell_limits, cluster_shares
+from kvgate.evals.slices_limits import cell_limits
 from kvgate.evals.slices_tables import middle
 
 COLUMNS = 3
@@ -33,7 +33,7 @@ def heat_maps(board: Mapping[str, Any]) -> dict[str, Figure]:
             if sum(cell["suite"] == suite for cell in exact) > 1:
                 panels = _laid_out(exact, rows, names)
                 with matplotlib.rc_context(STYLE):
-                    made[f"heat-{protocol}-{suite}"] = _heat(panels, suite, cluster_shares(rows))
+                    made[f"heat-{protocol}-{suite}"] = _heat(panels, suite)
     return made
 
 
@@ -46,7 +46,7 @@ def _laid_out(exact: Cells, rows: Sequence[Mapping[str, Any]], names: Mapping[st
     return panels
 
 
-def _heat(panels: Sequence[Panel | None], suite: str, shares: Mapping[str, float]) -> Figure:
+def _heat(panels: Sequence[Panel | None], suite: str) -> Figure:
     assert panels[0] is not None
     own = [cell for cell in panels[0][1] if cell["suite"] == suite]
     lengths = sorted({cell["length"] for cell in own})
@@ -60,7 +60,7 @@ def _heat(panels: Sequence[Panel | None], suite: str, shares: Mapping[str, float
             axes.set_axis_off()
             continue
         found = {(depths.index(c["depth"]), lengths.index(c["length"])): c for c in panel[1] if c["suite"] == suite}
-        _panel(axes, panel[0], found, (len(depths), len(lengths)), shares)
+        _panel(axes, panel[0], found, (len(depths), len(lengths)))
         axes.set_xticks(range(len(lengths)), [str(length) for length in lengths], fontsize=7)
         axes.set_yticks(range(len(depths)), [middle(depth) for depth in depths], fontsize=7)
     counts = {cell["items"] for cell in own}
@@ -73,9 +73,7 @@ def _heat(panels: Sequence[Panel | None], suite: str, shares: Mapping[str, float
     return figure
 
 
-def _panel(
-    axes: Axes, name: str, found: Mapping[Place, Mapping[str, Any]], shape: Place, shares: Mapping[str, float]
-) -> None:
+def _panel(axes: Axes, name: str, found: Mapping[Place, Mapping[str, Any]], shape: Place) -> None:
     """Score in percent, and under it a line from its lower to its upper limit: a cell is as wide as 0 to 100."""
     scores = np.full(shape, np.nan)
     for place, cell in found.items():
@@ -86,6 +84,6 @@ def _panel(
     for (depth, length), cell in found.items():
         ink = "#000000" if cell["score"] > 0.5 else "#ffffff"
         axes.text(length, depth - 0.1, f"{100 * cell['score']:.0f}", ha="center", va="center", fontsize=6.5, color=ink)
-        limits = cell_limits(cell, shares)
+        limits = cell_limits(cell)
         ends = [length - 0.42 + 0.84 * limit for limit in (limits.lower, limits.upper)]
         axes.plot(ends, [depth + 0.34] * 2, color=ink, lw=1.0, solid_capstyle="butt")

@@ -34,10 +34,10 @@ def provenance(info: ModelInfo) -> dict[str, Any]:
 
 @cache  # what runs is what was imported, whatever is edited meanwhile
 def code_hash() -> str:
-    """BLAKE2b-128 over the package's Python files: tells two states of the code apart where git cannot."""
+    """BLAKE2b-128 over the package's Python and C files: tells two states of the code apart where git cannot."""
     root = Path(kvgate.__file__).parent
     total = hashlib.blake2b(digest_size=16)
-    files = [file for room in _ROOMS for file in sorted((root / room).rglob("*.py"))]
+    files = [file for room in _ROOMS for file in sorted((root / room).rglob("*")) if file.suffix in (".py", ".c", ".h")]
     for file in [*sorted(root.glob("*.py")), *files]:
         total.update(f"{file.relative_to(root).as_posix()}\n".encode())
         total.update(file.read_bytes())

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvgate.evals.report_names import ShortName
 from kvgate.evals.report_page import esc, folded, inline_svg, table
-from kvgate.evals.slices_limits import cell_limits, cluster_shares, percent
+from kvgate.evals.slices_limits import cell_limits, percent
 from kvgate.evals.slices_tables import middle
 
 Board = Mapping[str, Any]
@@ -68,15 +68,13 @@ def heat(board: Board, names: Names, svgs: Svgs) -> str:
         for suite in sorted({cell["suite"] for cell in exact}):
             figure = _figure(svgs, f"heat-{protocol}-{suite}", f"Length and depth, {suite}, {protocol}")
             grids = [("full KV", exact), *((str(names[row["label"]]), row["grid"]) for row in rows)]
-            numbers = folded("Numbers", _heat_table(grids, suite, cluster_shares(rows)))
+            numbers = folded("Numbers", _heat_table(grids, suite))
             out.append(f"<h3>{esc(suite)} <small class='soft'>{esc(protocol)}</small></h3>")
             out.append(f"<div class='flow'>{figure}{numbers}</div>")
     return "\n".join(out)
 
 
-def _heat_table(
-    grids: Iterable[tuple[str, Sequence[Mapping[str, Any]]]], suite: str, shares: Mapping[str, float]
-) -> str:
+def _heat_table(grids: Iterable[tuple[str, Sequence[Mapping[str, Any]]]], suite: str) -> str:
     rows: list[list[str]] = []
     depths: list[str | None] = []
     for name, cells in grids:
@@ -85,7 +83,7 @@ def _heat_table(
         rows.append([esc(name)])
         for length, group in groupby(own, key=lambda cell: cell["length"]):
             found = {cell["depth"]: cell for cell in group}
-            rows.append([str(length), *(_heat_cell(found.get(depth), name == "full KV", shares) for depth in depths)])
+            rows.append([str(length), *(_heat_cell(found.get(depth), name == "full KV") for depth in depths)])
     heads = ["tokens", *(f"{middle(depth)}" for depth in depths)]
     return table(
         heads,
@@ -95,10 +93,10 @@ def _heat_table(
     )
 
 
-def _heat_cell(cell: Mapping[str, Any] | None, counted: bool, shares: Mapping[str, float]) -> str:
+def _heat_cell(cell: Mapping[str, Any] | None, counted: bool) -> str:
     if cell is None:
         return "-"
-    small = [percent(cell_limits(cell, shares))]
+    small = [percent(cell_limits(cell))]
     if counted:
         small.append(f"n {cell['items']}")
     elif cell["evidence_kept"] is not None:
@@ -128,23 +126,23 @@ def _drift_table(rows: Sequence[Row], names: Names) -> str:
     """Length and repetition of long answers; nothing where none is long."""
     cells: list[list[str]] = []
     for row in rows:
-        if row["drift"]:
+        if row.get("drift"):
             cells.append([esc(str(names[row["label"]]))])
         cells += [
             [
-                f"{esc(e['task'])} <small>{e['length']}</small>",
+                f"{esc(e['suite'])} {esc(e['task'])} <small>{e['length']}</small>",
                 f"{e['tokens']:.0f}<small>/{e['exact_tokens']:.0f}</small>",
                 f"{e['repetition']:.2f}<small>/{e['exact_repetition']:.2f}</small>",
                 f"{e['loops']}<small>/{e['exact_loops']}</small>",
             ]
-            for e in row["drift"]
+            for e in row.get("drift", ())
         ]
     if not cells:
         return ""
     caption = (
         "long answers: policy, small: full KV; repeated: share of 4-grams seen before; loops: answers that end in one"
     )
-    return table(["task, context", "tokens", "repeated", "loops"], cells, caption)
+    return table(["suite, task, context", "tokens", "repeated", "loops"], cells, caption)
 
 
 def _survival_table(rows: Sequence[Row], names: Names) -> str:

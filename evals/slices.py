@@ -13,7 +13,8 @@ from kvgate.evals.records import CellRecord, TurnRecord
 def grid(cells: Iterable[CellRecord], gate: Gate) -> list[dict[str, Any]]:
     """Mean score by suite, length and depth bin (None: the item has no depth), in that order.
 
-    ``evidence_kept``: mean share of the evidence that is still attended; None where no item says where it stands.
+    ``clusters``: items that share a context count as one. ``evidence_kept``: mean share of the evidence that is still
+    attended; None where no item says where it stands.
     """
     groups: dict[tuple[str, int, str | None], list[CellRecord]] = defaultdict(list)
     for cell in cells:
@@ -25,6 +26,7 @@ def grid(cells: Iterable[CellRecord], gate: Gate) -> list[dict[str, Any]]:
             "length": length,
             "depth": depth,
             "items": len(groups[suite, length, depth]),
+            "clusters": len({cell.cluster for cell in groups[suite, length, depth]}),
             "score": mean(cell.score for cell in groups[suite, length, depth]),
             "evidence_kept": mean(
                 cell.evidence_kept for cell in groups[suite, length, depth] if cell.evidence_kept is not None

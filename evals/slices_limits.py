@@ -1,8 +1,8 @@
-"""How sure a cell of a length-and-depth grid is, from what a leaderboard says about it."""
+"""How sure a cell of a length-and-depth grid is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from kvgate.evals.statistics_fixed import Interval, clopper_pearson
@@ -10,24 +10,13 @@ from kvgate.evals.statistics_fixed import Interval, clopper_pearson
 CONFIDENCE = 0.95
 
 
-def cluster_shares(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Suite -> clusters for each item, the least over all rows; suites that no row was judged on are missing."""
-    shares: dict[str, float] = {}
-    for row in rows:
-        for entry in row["suites"]:
-            share = entry["clusters"] / entry["items"]
-            shares[entry["suite"]] = min(share, shares.get(entry["suite"], 1.0))
-    return shares
-
-
-def cell_limits(cell: Mapping[str, Any], shares: Mapping[str, float]) -> Interval:
+def cell_limits(cell: Mapping[str, Any]) -> Interval:
     """Clopper-Pearson limits, 95 % together, of the mean score in [0, 1] of a grid cell.
 
-    A leaderboard does not say which items of a cell share a context, so every cluster counts as one observation and
-    the cell is taken to have its suite's share of them. That is too wide rather than too narrow; so are the limits of
-    graded scores, which vary less than right-or-wrong ones of the same mean.
+    Every cluster counts as one observation, which is too wide rather than too narrow for clusters of several items;
+    so are the limits of graded scores, which vary less than right-or-wrong ones of the same mean.
     """
-    observations = max(1.0, cell["items"] * shares.get(cell["suite"], 1.0))
+    observations = cell.get("clusters", 1)  # boards of before they were counted: as if all shared one context
     return clopper_pearson(cell["score"] * observations, observations, CONFIDENCE)
 
 

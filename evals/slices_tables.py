@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvgate.evals.report_names import ShortName, printable
-from kvgate.evals.slices_limits import cell_limits, cluster_shares, percent
+from kvgate.evals.slices_limits import cell_limits, percent
 
 Grid = Sequence[Mapping[str, Any]]
 Line = tuple[str, str, Sequence[Text]]
@@ -24,15 +24,14 @@ def grid_tables(
     exact: Grid, rows: Sequence[Mapping[str, Any]], names: Mapping[str, ShortName], width: int
 ) -> Iterable[Group]:
     """One table a suite: percent by policy, length and depth, with limits, as many columns side by side as fit."""
-    shares = cluster_shares(rows)
     for suite in sorted({cell["suite"] for cell in exact}):
         keys = [(cell["length"], cell["depth"]) for cell in exact if cell["suite"] == suite]
         heads = [
             (str(key[0]) if index == 0 or keys[index - 1][0] != key[0] else "", middle(key[1]))
             for index, key in enumerate(keys)
         ]
-        lines = [("full KV", "", _scores(exact, suite, keys, shares)), ("  items", "", _counts(exact, suite, keys))]
-        lines += [(*_spoken(names[row["label"]]), _scores(row["grid"], suite, keys, shares)) for row in rows]
+        lines = [("full KV", "", _scores(exact, suite, keys)), ("  items", "", _counts(exact, suite, keys))]
+        lines += [(*_spoken(names[row["label"]]), _scores(row["grid"], suite, keys)) for row in rows]
         title = f"{suite}: score in percent by context length and depth (0 start, 1 end), 95 % interval below it"
         yield from _matrix(title, heads, lines, width)
 
@@ -64,18 +63,18 @@ def survival_tables(rows: Sequence[Mapping[str, Any]], names: Mapping[str, Short
 
 def drift_table(rows: Sequence[Mapping[str, Any]], names: Mapping[str, ShortName]) -> Group | None:
     """Long answers: length, repetition and loops, full KV -> policy; None where no answer is long."""
-    found = [(names[row["label"]], entry) for row in rows for entry in row["drift"]]
+    found = [(names[row["label"]], entry) for row in rows for entry in row.get("drift", ())]
     if not found:
         return None
     table = plain_table()
-    for head in ("policy", "kept", "task", "context", "n", "tokens", "repeated", "loops"):
-        left = head in ("policy", "task")
+    for head in ("policy", "kept", "suite", "task", "context", "n", "tokens", "repeated", "loops"):
+        left = head in ("policy", "suite", "task")
         table.add_column(head, justify="left" if left else "right", no_wrap=True)
     before = ""
     for name, entry in found:
         family, budget = _spoken(name)
         shown = (
-            entry["task"], str(entry["length"]), str(entry["answers"]),
+            entry["suite"], entry["task"], str(entry["length"]), str(entry["answers"]),
             f"{entry['exact_tokens']:.0f} -> {entry['tokens']:.0f}",
             f"{entry['exact_repetition']:.2f} -> {entry['repetition']:.2f}",
             f"{entry['exact_loops']} -> {entry['loops']}",
@@ -119,10 +118,10 @@ def _part(heads: Sequence[tuple[str, str]], lines: Sequence[Line], start: int, s
     return table
 
 
-def _scores(cells: Grid, suite: str, keys: Sequence[tuple[int, str | None]], shares: Mapping[str, float]) -> list[Text]:
+def _scores(cells: Grid, suite: str, keys: Sequence[tuple[int, str | None]]) -> list[Text]:
     found = {(cell["length"], cell["depth"]): cell for cell in cells if cell["suite"] == suite}
     return [
-        Text.assemble(_shade(found[key]["score"]), "\n", (percent(cell_limits(found[key], shares)), "dim"))
+        Text.assemble(_shade(found[key]["score"]), "\n", (percent(cell_limits(found[key])), "dim"))
         if key in found
         else _shade(None)
         for key in keys

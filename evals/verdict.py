@@ -4,8 +4,9 @@
 2. Slices where the exact run is not competent are *not evaluable* and leave the scope. With too few items to say, a
    slice is inconclusive instead, and so is the row. A suite without an evaluable slice makes the row not evaluable.
    Where somebody looked more than once (``sequential``) a slice leaves the scope only if the exact run is proved to
-   be under the floor at any stopping time, and is judged only if it is proved to be above it; between the two it is
-   inconclusive (``verdict_strata``).
+   be under the floor at any stopping time, and passes only if it is proved to be above it. Between the two it can
+   enable nothing, but a loss that is proved there still blocks: otherwise a policy could be let off by stopping early
+   (``verdict_strata``).
 3. *Enable* when every suite is non-inferior at its margin and every remaining slice at its own. None of these tests is
    corrected for the others: all must succeed, so the chance that a row with a loss in any one of them is enabled
    stays at most alpha (intersection-union test, Berger 1982, Technometrics 24).

@@ -8,7 +8,9 @@ from torch import Tensor
 from kvgate.kernels import native
 from kvgate.kernels.types import Attention, Rules
 
-_BLOCK = 128  # queries per block: fewer lose more to small products than they gain from the cache
+# Queries per block. In plain torch their logits stay in the cache; compiled, fewer passes go over them, and small
+# products would cost more than the cache saves.
+_BLOCK, _COMPILED_BLOCK = 64, 128
 _FADED = 1e-20  # a weight too small to recover the log-sum-exp from
 
 
@@ -44,9 +46,10 @@ def _blocks(q_TQD: Tensor, k_THD: Tensor, v_THD: Tensor, rules: Rules, want_mass
     mass = torch.zeros((kv_heads, tokens), dtype=torch.float32, device=q_TQD.device) if want_mass else None
     k_HDT = k_THD.permute(1, 2, 0).float()
     v_HTD = v_THD.transpose(0, 1).contiguous()
-    room = torch.empty((1 if compiled else 2, query_heads * _BLOCK * tokens), dtype=torch.float32, device=q_TQD.device)
-    for first in range(0, tokens, _BLOCK):
-        last = min(tokens, first + _BLOCK)
+    most = _COMPILED_BLOCK if compiled else _BLOCK
+    room = torch.empty((1 if compiled else 2, query_heads * most * tokens), dtype=torch.float32, device=q_TQD.device)
+    for first in range(0, tokens, most):
+        last = min(tokens, first + most)
         begin = 0 if rules.native_window is None else max(0, first - rules.native_window + 1)
         shape = (kv_heads, group * (last - first), last - begin)
         size = shape[0] * shape[1] * shape[2]

@@ -22,6 +22,8 @@ from kvgate.cli import main
 from kvgate.evals.finished import FinishedRun
 from kvgate.evals.report import write_report
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 @pytest.fixture(scope="module")
 def run() -> FinishedRun:
@@ -252,3 +254,9 @@ def test_it_prints(report_page: Path, tmp_path: Path) -> None:
     chromium(tmp_path, "--no-pdf-header-footer", f"--print-to-pdf={target}", report_page.as_uri())
     assert target.read_bytes().startswith(b"%PDF")
     assert len(re.findall(rb"/Type\s*/Page\b", target.read_bytes())) >= 3
+
+
+@pytest.mark.parametrize("folder", sorted((ROOT / "results").glob("reference*")), ids=lambda path: path.name)
+def test_committed_runs_can_be_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(folder)]) == 0
+    assert "Exact run (full KV)" in capsys.readouterr().out

@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import report_sample as sample
+from made_records import made_cell
 
 from kvgate.evals.figures_heat import heat_maps
-from kvgate.evals.slices_limits import cell_limits, cluster_shares, percent
+from kvgate.evals.gates import Gate
+from kvgate.evals.slices import grid
+from kvgate.evals.slices_limits import cell_limits, percent
 
 
-def cell(score: float, items: int, suite: str = "s") -> dict[str, Any]:
-    return {"suite": suite, "score": score, "items": items}
-
-
-@pytest.mark.parametrize("items, text", [(2, "16–100"), (3, "29–100"), (30, "88–100")])
-def test_all_right_is_never_certain(items: int, text: str) -> None:
+@pytest.mark.parametrize("clusters, text", [(2, "16–100"), (3, "29–100"), (30, "88–100")])
+def test_all_right_is_never_certain(clusters: int, text: str) -> None:
     """Clopper & Pearson: the lower limit is .025 to the power of 1/n."""
-    limits = cell_limits(cell(1.0, items), {})
-    assert limits.lower == pytest.approx(0.025 ** (1 / items))
+    limits = cell_limits({"score": 1.0, "items": 60, "clusters": clusters})
+    assert limits.lower == pytest.approx(0.025 ** (1 / clusters))
     assert percent(limits) == text
 
 
-def test_items_of_one_context_count_once() -> None:
-    def row(items: int, clusters: int) -> dict[str, Any]:
-        return {"suites": [{"suite": "s", "items": items, "clusters": clusters}]}
+def test_a_grid_counts_items_of_one_context_once() -> None:
+    records = [made_cell(index, 1.0, cluster=f"c{index // 4}", length=512) for index in range(12)]
+    records += [made_cell(index, 1.0, length=1024) for index in range(12, 17)]
+    short, long = grid(records, Gate("test", 0.1, 0.3))
+    assert (short["items"], short["clusters"]) == (12, 3)
+    assert (long["items"], long["clusters"]) == (5, 5)
+    assert percent(cell_limits(short)) == "29–100"
 
-    shares = cluster_shares([row(24, 24), row(24, 12), {"suites": []}])
-    assert shares == {"s": 0.5}
-    assert cell_limits(cell(0.5, 8), shares) == cell_limits(cell(0.5, 4), {})
-    assert cell_limits(cell(1.0, 1), shares) == cell_limits(cell(1.0, 1), {})  # never less than one observation
-    assert cell_limits(cell(0.5, 8, "other"), shares) == cell_limits(cell(0.5, 8), {})
+
+def test_a_board_that_counted_no_clusters_is_not_trusted_with_more_than_one() -> None:
+    assert cell_limits({"score": 1.0, "items": 40}) == cell_limits({"score": 1.0, "items": 40, "clusters": 1})
 
 
 def test_the_heat_map_draws_them_across_each_cell_and_says_so() -> None:

@@ -81,7 +81,7 @@ def test_long_answers_show_their_drift_in_text_and_report(board: dict[str, Any])
     assert all(row["drift"] for row in long["rows"])
     text = shown(long, 100, reasons=True)
     assert "long answers, full KV -> policy" in text
-    assert re.search(r" 50 % +\w+ +\d+ +(\d+) +100 -> 50 +0\.00 -> 0\.98 +0 -> \1", text)
+    assert re.search(r" 50 % +\w+ +\w+ +\d+ +(\d+) +100 -> 50 +0\.00 -> 0\.98 +0 -> \1", text)
     page = survival(long, short_names(long["rows"]))
     assert "<td>50<small>/100</small></td><td>0.98<small>/0.00</small></td>" in page
     assert "answers that end in one" not in survival(board, short_names(board["rows"]))

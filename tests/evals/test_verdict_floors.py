@@ -61,6 +61,17 @@ def test_a_loss_is_not_dropped_with_a_slice_that_was_looked_at_too_early() -> No
     assert row.status == "block"
 
 
+def test_under_the_floor_a_proved_loss_blocks_until_the_slice_is_proved_to_say_nothing() -> None:
+    """The exact run is right on half of the items, the floor is .6, and the policy loses all of them."""
+    records = near_the_floor(300, 0.5, policy=0.0)
+    (early,) = decide(records, GATE, repeat_identical=True, sequential=True)
+    assert early.status == "block"
+    assert early.scope.excluded == ()
+    (late,) = decide(near_the_floor(3000, 0.5, policy=0.0), GATE, repeat_identical=True, sequential=True)
+    assert late.scope.excluded == ("retrieval, length 1024",)
+    assert late.status == "enable"
+
+
 def test_open_competence_says_its_limits() -> None:
     sequential = SequentialVerdict(GATE, repeat_identical=True)
     (row,) = sequential.feed(near_the_floor(120, 0.7))
