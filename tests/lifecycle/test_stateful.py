@@ -161,6 +161,13 @@ class Lifecycle(RuleBasedStateMachine):
             self.submit([(4 * blocks - 3, 4, "a", 0, None, "v1")])
             self.plan_round()
 
+    @precondition(lambda self: self.plan is None)
+    @rule(more=st.integers(3, 4))
+    def crowd_of_one_tenant(self, more: int) -> None:
+        """More small requests than tenant b may run at once: alone, the other limits would nearly always bind first."""
+        self.submit([(2, 12, "b", 0, None, "v1")] * more)
+        self.serve(rounds=2, share=0.0)
+
     @precondition(lambda self: any(self._running()))
     @rule(data=st.data(), twice=st.booleans())
     def leave_during_an_export(self, data: st.DataObject, twice: bool) -> None:
@@ -426,12 +433,15 @@ class Lifecycle(RuleBasedStateMachine):
             assert manager.tenants.blocks[account] == blocks[account]
             assert manager.tenants.queued[account] == queued[account]
         tokens: Counter[str] = Counter()
+        at_once: Counter[str] = Counter()
         for spec in self.live.values():
             tokens[spec.tenant] += spec.prompt_len + spec.max_tokens
+            at_once[spec.tenant] += requests.index[spec.id] in running
         for account, name in enumerate(manager.tenants.names):
             assert manager.tenants.tokens[account] == tokens[name]
             limit = CONFIG.tenants[name].max_concurrency
-            assert limit is None or manager.tenants.running[account] <= limit
+            assert manager.tenants.running[account] == at_once[name]
+            assert limit is None or at_once[name] <= limit, "more of a tenant's requests run than it may have"
 
     @invariant()
     def pages_agree(self) -> None:
