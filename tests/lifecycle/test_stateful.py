@@ -23,6 +23,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from numpy.typing import NDArray
 
 from kvgate.lifecycle.admission import Outcome
 from kvgate.lifecycle.audit import claims, inspect, repair
@@ -49,6 +50,12 @@ CONFIG = ManagerConfig(
     recovery=RecoveryConfig(host_blocks=HOST, prefill_tokens_per_s=50.0, bytes_per_block=1 << 28),
     tenants={"a": TenantConfig(), "b": TenantConfig(max_concurrency=2, page_quota=16), "c": TenantConfig(weight=3.0)},
 )
+SPACES = tuple(Namespace("v1", tenant, adapter) for tenant in ("a", "b") for adapter in ("", "x"))
+# Whose prefix and its tokens; two make a block.
+PROMPTS = st.tuples(
+    st.sampled_from(SPACES),
+    st.one_of(st.lists(st.integers(0, 1), min_size=2, max_size=9), st.lists(st.integers(0, 1), max_size=9)),
+)
 Ask = tuple[int, int, str, int, int | None, str]
 ENDS = (Stage.CANCELLED, Stage.FAILED)
 # prompt, most, tenant, priority, slack to the deadline, model version
@@ -70,8 +77,8 @@ def weak(data: bytes) -> bytes:
 class Lifecycle(RuleBasedStateMachine):
     """See the module docstring."""
 
-    @initialize(asked=st.lists(ASKS, min_size=4, max_size=8))
-    def begin(self, asked: list[Ask]) -> None:
+    @initialize(asked=st.lists(ASKS, min_size=4, max_size=8), cached=st.lists(PROMPTS, min_size=2, max_size=3))
+    def begin(self, asked: list[Ask], cached: list[tuple[Namespace, list[int]]]) -> None:
         self.now = 0.0
         self.store = FlatStore(PAGES, HOST)
         self.ledger = self.store.ledger
@@ -86,9 +93,11 @@ class Lifecycle(RuleBasedStateMachine):
         self.forks: list[PageIds] = []
         self.holds: list[Hold] = []
         self.content: dict[int, tuple[Namespace, bytes]] = {}
-        self.forgotten: set[Namespace] = set()
+        self.forgotten: set[int] = set()
         self.lost: list[int] = []
         self._watch_allocations()
+        for prompt in cached:  # without these most runs had nothing to hit
+            self.use_prefix(prompt, exact=True)
         self.submit(asked)
 
     def _watch_allocations(self) -> None:
@@ -101,6 +110,7 @@ class Lifecycle(RuleBasedStateMachine):
                     assert not touched & set(ids.tolist()), "a page that a launch may touch was given away"
             for page in ids.tolist():
                 self.content.pop(page, None)
+                self.forgotten.discard(page)
             return ids
 
         self.ledger.pool.alloc = alloc  # type: ignore[method-assign]
@@ -189,8 +199,9 @@ class Lifecycle(RuleBasedStateMachine):
         self.plan = plan = self.manager.plan()
         self.planned = {int(s): self.manager.requests.spec(int(s)).id for s in plan.slots}
         for id in plan.timed_out:
-            assert self.live[id].deadline is not None
-            assert self.live[id].deadline <= self.now
+            deadline = self.live[id].deadline
+            assert deadline is not None
+            assert deadline <= self.now
             self._gone(id)
         assert all(s.deadline is None or s.deadline > self.now for s in self.live.values()), "past its deadline"
         for victim in plan.preempted:
@@ -322,17 +333,11 @@ class Lifecycle(RuleBasedStateMachine):
             self.ledger.release(pages, [ticket])
 
     @precondition(lambda self: len(self.holds) < 4)
-    @rule(
-        tenant=st.sampled_from(("a", "b")), adapter=st.sampled_from(("", "x")),
-        tokens=st.lists(st.integers(0, 1), max_size=9), exact=st.booleans(),
-    )  # fmt: skip
-    def use_prefix(self, tenant: str, adapter: str, tokens: list[int], exact: bool) -> None:
-        space = Namespace("v1", tenant, adapter)
+    @rule(prompt=PROMPTS, exact=st.sampled_from((True, True, False)))
+    def use_prefix(self, prompt: tuple[Namespace, list[int]], exact: bool) -> None:
+        space, tokens = prompt
         asked = np.array(tokens, np.int64)
-        hold = self.cache.lookup(space, asked)
-        for at, page in enumerate(hold.pages().tolist()):
-            assert self.content[page] == (space, asked[: 2 * at + 2].tobytes()), "a hit on somebody else's tokens"
-        assert not (hold.blocks and space in self.forgotten), "a hit on invalidated entries"
+        hold = self._look_up(space, asked)
         missing = len(asked) // 2 - hold.blocks
         if missing > self.ledger.pool.free:
             self.cache.evict(missing - self.ledger.pool.free)
@@ -343,11 +348,24 @@ class Lifecycle(RuleBasedStateMachine):
         held = hold.pages()
         added = self.cache.insert(hold, asked, np.concatenate([held, own]), exact=exact)
         assert exact or added == 0
-        if added:
-            self.forgotten.discard(space)
         for at, page in enumerate(hold.pages().tolist()):
             self.content[page] = (space, asked[: 2 * at + 2].tobytes())
         self.cache.returned(self.ledger.release(own))
+        self.holds.append(hold)
+
+    @precondition(lambda self: self.content and len(self.holds) < 6)
+    @rule(data=st.data())
+    def ask_again(self, data: st.DataObject) -> None:
+        """A prompt that was cached before, by its owner and all others; random prompts alone practically never meet."""
+        page = data.draw(st.sampled_from(sorted(self.content)))
+        space, raw = self.content[page]
+        pinned = page in self._in_use() - self.forgotten
+        asked = np.frombuffer(raw, np.int64)
+        for other in SPACES:
+            self.cache.release(self._look_up(other, asked))
+        hold = self._look_up(space, asked)
+        if pinned:
+            assert hold.pages().tolist()[-1:] == [page], "an entry in use was not found"
         self.holds.append(hold)
 
     @precondition(lambda self: self.holds)
@@ -377,10 +395,14 @@ class Lifecycle(RuleBasedStateMachine):
 
     @rule(tenant=st.sampled_from(("a", "b")))
     def invalidate(self, tenant: str) -> None:
-        there = [n for n in self.content.values() if n[0].tenant == tenant]
+        there = {page: n for page, n in self.content.items() if n[0].tenant == tenant}
+        in_use = there.keys() & self._in_use() - self.forgotten
         result = self.cache.invalidate(tenant=tenant)
-        assert result.dropped <= len(there)
-        self.forgotten |= {Namespace("v1", tenant, a) for a in ("", "x")}
+        assert result.in_use == len(in_use), "entries in use were spared"
+        assert len(in_use) <= result.dropped <= len(there)
+        self.forgotten |= there.keys()
+        for space, raw in there.values():
+            self.cache.release(self._look_up(space, np.frombuffer(raw, np.int64)))
 
     # -- faults -------------------------------------------------------------------------------------------------------
 
@@ -489,6 +511,19 @@ class Lifecycle(RuleBasedStateMachine):
         rows = [self.store.held(int(s)) for s in np.flatnonzero(self.store.counts)]
         return [*rows, *self.forks, *(h.pages() for h in self.holds)]
 
+    def _look_up(self, space: Namespace, asked: NDArray[np.int64]) -> Hold:
+        pinned = self.ledger.pool.ref.copy()
+        hold = self.cache.lookup(space, asked)
+        pinned[hold.pages()] += 1
+        assert (self.ledger.pool.ref == pinned).all(), "a hit was not pinned"
+        for at, page in enumerate(hold.pages().tolist()):
+            assert self.content[page] == (space, asked[: 2 * at + 2].tobytes()), "a hit on somebody else's tokens"
+            assert page not in self.forgotten, "a hit on invalidated entries"
+        return hold
+
+    def _in_use(self) -> set[int]:
+        return {page for hold in self.holds for page in hold.pages().tolist()}
+
     def _running(self) -> list[str]:
         return sorted(self.manager.requests.spec(int(s)).id for s in self.manager.running)
 
@@ -519,7 +554,7 @@ def _run(examples: int, steps: int) -> None:
         # Shrinking a failure takes minutes; the mutants only need to know that there is one.
         phases=[Phase.generate] if "KVGATE_STATEFUL_EXAMPLES" in os.environ else list(Phase),
     )
-    run_state_machine_as_test(Lifecycle, settings=profile)  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(Lifecycle, settings=profile)
 
 
 def test_a_few_thousand_operations() -> None:
