@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvgate.evals.gates import load_gate
-from kvgate.evals.power import Population, gate_power
+from kvgate.evals.gates import Gate, SliceKey, load_gate
+from kvgate.evals.power import GatePower, Population, gate_power
 from kvgate.evals.power_cli import describe
 
 if TYPE_CHECKING:
     from kvgate.evals.config import SuiteChoice
+    from kvgate.evals.suites.base import Suite
 
 
 def add_parser(subparsers: Any) -> None:
@@ -38,35 +41,71 @@ def main(args: argparse.Namespace) -> int:
     config = load_plan(args.plan, {"gate": args.gate} if args.gate else None)
     gate = load_gate(config.gate)
     found = columns(config)
-    sizes = {choice.name: _items(choice) for choice in config.suites}
+    sizes = {choice.name: slice_sizes(choice, gate, ("length", "depth")) for choice in config.suites}
     print(f"plan {config.name}: model {config.model}, gate {gate.name}, seed {config.seed}")
-    for name, (items, slices) in sizes.items():
-        print(f"  {name:16} about {items} items, {slices} (length, depth) slices")
-    cells = sum(items for items, _ in sizes.values()) * len(found)
+    for name, made in sizes.items():
+        print(f"  {name:16} about {sum(made)} items, {len(made)} (length, depth) slices of {min(made)} or more")
+    cells = sum(map(sum, sizes.values())) * len(found)
     print(f"  {len(found)} rows an item: {', '.join(column.label for column in found)}; about {cells} cells")
     if args.power is None:
         return 0
-    slices = max(count for _, count in sizes.values()) if "depth" in gate.slice_by else max(_lengths(config.suites))
+    judged = {choice.name: slice_sizes(choice, gate, gate.slice_by) for choice in config.suites}
+    slices = max(map(len, judged.values()))
     needed = argparse.Namespace(
         gate=gate.name, discordance=args.discordance, power=args.power, cap=args.cap, suites=len(sizes), slices=slices
     )
     population = Population(0.0, args.discordance, cluster_size=args.cluster_size)
     answer = gate_power(gate, population, suites=len(sizes), slices=slices, power=args.power, cap=args.cap)
     print("\n".join(describe(answer, needed)))
+    for name, made in judged.items():
+        print(f"  {name:16} {_enough(made, answer, gate, args.cluster_size)}")
     return 0
 
 
-def _lengths(suites: tuple[SuiteChoice, ...]) -> list[int]:
-    from kvgate.evals.suites.base import DEFAULT_COUNTS
+def _enough(made: Sequence[int], answer: GatePower, gate: Gate, cluster_size: int) -> str:
+    """Whether a suite's items, and those of its smallest slice, are as many as the simulation asks for.
 
-    return [len(choice.counts or DEFAULT_COUNTS) for choice in suites]
+    A suite of few slices needs fewer items than the total for the plan's most finely sliced one.
+    """
+    wanted = [(sum(made), answer.suite.fixed, max(gate.min_items, gate.min_clusters * cluster_size), "items")]
+    if answer.slice is not None:
+        wanted.append((min(made), answer.slice.fixed, gate.min_slice_clusters * cluster_size, "in its smallest slice"))
+    short, said = False, []
+    for has, fixed, least, what in wanted:
+        need = None if fixed is None else max(fixed, least)
+        short |= need is None or has < need
+        said.append(f"{has} of {'more than the cap' if need is None else need} {what}")
+    return f"{', '.join(said)}: {'too few' if short else 'enough'}"
 
 
-def _items(choice: SuiteChoice) -> tuple[int, int]:
-    """Items asked for and (length, depth) slices; a suite that cannot fill a slice makes fewer."""
+def slice_sizes(choice: SuiteChoice, gate: Gate, keys: Sequence[SliceKey]) -> list[int]:
+    """Items asked for in each slice by ``keys``, smallest first; items without a depth are slices of their own.
+
+    Depths are dealt out as :class:`~kvgate.evals.suites.base.Generated` does it. Suites whose items share contexts, or
+    that take a depth from their source, differ a little; a suite that cannot fill a slice makes fewer.
+    """
     from kvgate.evals.suites.base import DEFAULT_COUNTS, DEFAULT_DEPTHS
     from kvgate.evals.suites.catalog import suite_class
 
-    counts = choice.counts or DEFAULT_COUNTS
-    tasks = suite_class(choice.name)().chosen(choice.tasks)
-    return sum(counts.values()) * len(tasks), len(counts) * len(choice.depths or DEFAULT_DEPTHS)
+    suite = suite_class(choice.name)
+    depths = choice.depths or DEFAULT_DEPTHS
+    sizes: Counter[tuple[object, ...]] = Counter()
+    for task in suite().chosen(choice.tasks):
+        rank = list(suite.tasks).index(suite.twins.get(task, task))
+        placed = has_depth(suite, task)
+        for length, count in (choice.counts or DEFAULT_COUNTS).items():
+            for index in range(count):
+                depth = gate.depth_bin(depths[(index + rank) % len(depths)]) if placed else None
+                values = {"task": task, "length": length, "depth": depth}
+                sizes[tuple(values[key] for key in keys)] += 1
+    return sorted(sizes.values()) or [0]
+
+
+def has_depth(suite: type[Suite], task: str) -> bool:
+    """Whether items of a task say at what depth their evidence stands; suites from elsewhere are taken to."""
+    from kvgate.evals.fidelity_suite import FidelitySuite
+    from kvgate.evals.suites.catalog import HUB
+    from kvgate.evals.suites.instructions import Instructions
+    from kvgate.evals.suites.long_generation import LongGeneration
+
+    return suite not in (Instructions, FidelitySuite, *HUB) and (suite, task) != (LongGeneration, "count")

@@ -19,12 +19,38 @@ def test_a_plan_is_shown_without_its_model(capsys: Any) -> None:
     assert "11 rows an item" in shown
 
 
-def test_power_tells_a_quick_plan_from_one_that_can_pass_production(capsys: Any) -> None:
+def test_the_full_plan_can_pass_production(capsys: Any) -> None:
     assert main(["plan", "full", "--power", "--discordance", "0.02"]) == 0
-    last = capsys.readouterr().out.strip().splitlines()[-1]
-    needed = int(last.rsplit(" ", 1)[1])
+    *_, last, retrieval, code, multi_turn, long_answers = capsys.readouterr().out.strip().splitlines()
     assert "4 suites of 9 slices" in last
-    assert 250 < needed <= 1300
+    assert 250 < int(last.rsplit(" ", 1)[1]) <= 1300
+    for line in (retrieval, code, multi_turn, long_answers):
+        assert line.endswith("enough"), line
+
+
+def test_items_without_a_depth_are_slices_of_their_own(capsys: Any) -> None:
+    assert main(["plan", "full"]) == 0
+    shown = capsys.readouterr().out
+    assert "retrieval        about 1260 items, 9 (length, depth) slices of 140 or more" in shown
+    assert "long_generation  about 880 items, 4 (length, depth) slices of 220 or more" in shown
+
+
+def test_a_slice_too_small_is_told_though_the_suite_is_large_enough(capsys: Any, tmp_path: Any) -> None:
+    plan = tmp_path / "thin.yaml"
+    plan.write_text(
+        "model: embedded\ngate: production\npolicies: [h2o]\n"
+        "suites: [{name: long_generation, counts: {512: 315, 1024: 315}, depths: [0.1, 0.5, 0.9]}]\n"
+    )
+    assert main(["plan", str(plan), "--power", "--discordance", "0.02"]) == 0
+    last = capsys.readouterr().out.strip().splitlines()[-1]
+    assert "1260 of" in last
+    assert "105 of" in last
+    assert last.endswith("in its smallest slice: too few")
+
+
+def test_the_plan_of_long_answers_has_the_items_its_gate_asks_for(capsys: Any) -> None:
+    assert main(["plan", "long", "--power", "--discordance", "0.02"]) == 0
+    assert capsys.readouterr().out.strip().splitlines()[-1].endswith("enough")
 
 
 def test_the_quick_plan_can_pass_its_gate() -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from kvgate.evals.chat import Tokens
-from kvgate.evals.items import Choice, Exact, Item, Listing, Recall
+from kvgate.evals.items import Choice, Exact, Item, Recall
+from kvgate.evals.plan_cli import has_depth
 from kvgate.evals.scoring import score_answer
 from kvgate.evals.suites.base import Order, Suite
 from kvgate.evals.suites.catalog import OWN, catalog, suite_class
@@ -103,8 +104,8 @@ def test_depth_says_where_the_evidence_is(tokens: Tokens, name: str) -> None:
             assert name in ("instructions", "long_generation")
             continue
         last = max(start for start, _ in item.facts) if name == "multi_turn" else item.facts[0][0]
-        if item.task == "recite":  # the list is a large part of the context
-            last = round(last / (item.length - (item.facts[0][1] - last)) * item.length)
+        if item.task == "recite":
+            continue  # long beside its context: see test_suites_long.py
         assert abs(last / item.length - item.depth) < 0.2, (item.task, item.depth, last)
 
 
@@ -158,41 +159,10 @@ def test_instructions_beyond_the_embedded_model(tokens: Tokens) -> None:
     }  # fmt: skip
 
 
-def test_long_answers_list_every_line(tokens: Tokens, chatml: Any) -> None:
-    for item in suite_class("long_generation")().build(tokens, Order(counts={512: 1, 1024: 1})):
-        turn = item.turns[0]
-        assert isinstance(turn.scoring, Listing)
-        answer = "\n".join(turn.scoring.expected)
-        assert score_answer(answer, turn.scoring) == 1.0
-        assert turn.max_new_tokens - 20 < len(tokens.encode(answer)) <= turn.max_new_tokens
-        begun = chatml.decode(turn.prompt).strip().splitlines()
-        if item.task == "count":
-            numbers = [int(line.removeprefix("Item ")) for line in (*begun, *turn.scoring.expected)]
-            assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-    with pytest.raises(ValueError, match="new_tokens"):
-        suite_class("long_generation")().build(tokens, Order(options={"new_tokens": 0}))
-
-
-def test_a_recited_list_is_told_twice_and_goes_round(tokens: Tokens, chatml: Any) -> None:
-    for item in suite_class("long_generation")().build(tokens, Order(counts={512: 2, 1024: 1}, tasks=("recite",))):
-        scoring = item.turns[0].scoring
-        assert isinstance(scoring, Listing)
-        (start, end), *_ = item.facts
-        told = chatml.decode(item.context[start:end]).strip().splitlines()
-        once = told[: len(told) // 2]
-        assert told == once * 2
-        begun = chatml.decode(item.turns[0].prompt).strip().splitlines()
-        said = [*begun, *scoring.expected]
-        assert len(said) > len(once)  # past the end of a round, so that losing the list shows
-        assert once[1:][-3:] == begun[:3]
-        assert all(line == once[(place - 3) % len(once)] for place, line in enumerate(said))
-        # What is begun says little of it: the rest has to come from the context.
-        assert len({*once} - {*begun}) >= len(once) // 2
-
-
-def test_a_list_too_short_to_lose_is_refused(tokens: Tokens) -> None:
-    with pytest.raises(ValueError, match="128 tokens are too few for a list of rooms"):
-        suite_class("long_generation")().build(tokens, Order(counts={128: 1}, tasks=("recite",)))
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_plan_counts_by_depth_has_one(built: dict[str, list[Item]], name: str) -> None:
+    for item in built[name]:
+        assert has_depth(suite_class(name), item.task) == (item.depth is not None), item.task
 
 
 def test_fewer_tasks_keep_the_same_items(tokens: Tokens, built: dict[str, list[Item]]) -> None:
