@@ -7,10 +7,9 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
-
 from kvgate.evals.gates import load_gate
 from kvgate.evals.power import GatePower, Population, gate_power
+from kvgate.evals.tables import stdout_console
 
 
 def add_parser(subparsers: Any) -> None:
@@ -44,7 +43,7 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(asdict(found), sort_keys=True))
     else:
-        Console().print("\n".join(describe(found, args)), highlight=False)
+        stdout_console().print("\n".join(describe(found, args)), highlight=False)
     return 0
 
 

@@ -14,6 +14,7 @@ from rich.table import Table
 from kvgate.evals.prove import CaseResult, Settings, cases, run_case
 from kvgate.evals.prove_report import Requirement, report, requirements
 from kvgate.evals.prove_rows import RowResult, row_cases, run_row
+from kvgate.evals.tables import stdout_console
 
 _DEFAULT = Settings()
 
@@ -56,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(document, sort_keys=True))
     else:
-        _show(Console(), results, rows, required)
+        _show(stdout_console(), results, rows, required)
     return 0 if all(entry.met for entry in required) else 1
 
 

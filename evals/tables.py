@@ -22,11 +22,21 @@ STYLES = {
 PIPED_WIDTH = 150  # columns where nobody says how many there are: no table of ours has to be split
 
 
+class _StdoutConsole(Console):
+    """Leaves a reader that has gone to the command line; rich's own exits with 1, which is a gate not passed."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # noqa: PLE0704 - rich calls this where it handles the BrokenPipeError
+
+
 def stdout_console() -> Console:
-    """Standard output: as wide as the terminal; piped, as wide as COLUMNS says, or :data:`PIPED_WIDTH`."""
+    """Standard output: as wide as the terminal; piped, as wide as COLUMNS says, or :data:`PIPED_WIDTH`.
+
+    Printing raises BrokenPipeError when the reader of a pipe has gone.
+    """
     columns = os.environ.get("COLUMNS", "")
     given = int(columns) if columns.isdecimal() else 0
-    return Console(width=given or (None if sys.stdout.isatty() else PIPED_WIDTH))
+    return _StdoutConsole(width=given or (None if sys.stdout.isatty() else PIPED_WIDTH))
 
 
 def print_leaderboard(board: Mapping[str, Any], console: Console, *, reasons: bool = False) -> None:

@@ -52,17 +52,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     # Threads that spin while they wait make a shared machine ten times slower; read when torch is imported, below.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        return _flushed(arguments)
+    except OSError as error:
+        failure = _stdout_failure()
+        if failure is None or failure.errno != error.errno:  # a file's or a socket's
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        if isinstance(failure, BrokenPipeError):  # the reader, such as head, has seen enough
+            return BROKEN_PIPE
+        print(f"kvgate: standard output: {failure.strerror}; send it elsewhere, as in `> FILE`", file=sys.stderr)
+        return BAD_INPUT
+
+
+def _flushed(arguments: Sequence[str] | None) -> int:
+    """Run a command; all that it wrote is flushed, here where a failure can still be told."""
+    try:
+        code = _command(arguments)
+    except SystemExit:  # --help and --version
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        raise
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    return code
+
+
+def _command(arguments: Sequence[str] | None) -> int:
     parser = build_parser()
     options = parser.parse_args(arguments)
     debug = bool(os.environ.get("KVGATE_DEBUG"))
     try:
+        if sys.stdout is None:  # and the next file opened would take its place
+            raise ValueError("standard output: closed; send it somewhere, as in `> /dev/null`")
         run: Callable[[argparse.Namespace], int] = options.run
-        code = run(options)
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:  # the reader, such as head, has seen enough; nothing may be flushed to it at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
+        return run(options)
     except ValueError as error:
         if debug:
             raise
@@ -71,6 +95,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nkvgate: interrupted; run the same command again to go on where it stopped", file=sys.stderr)
         return INTERRUPTED
+
+
+def _stdout_failure() -> OSError | None:
+    """Why standard output takes no more, if so: one more line tells, as an unbuffered stream forgets what failed."""
+    try:
+        print(flush=True)
+    except OSError as error:
+        return error
+    return None
 
 
 def _add_run(commands: Any) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,6 +110,23 @@ def test_show_reads_a_stored_board_and_refuses_a_damaged_one(
     assert "'rows' is a required property" in capsys.readouterr().err
     path.write_text("[]")
     assert main(["show", str(tmp_path)]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_reader_that_stops_early_is_no_gate_not_passed(
+    board: dict[str, Any], tmp_path: Path, options: list[str], unbuffered: str
+) -> None:
+    """As in ``kvgate show DIR | head -1``."""
+    (tmp_path / "leaderboard.json").write_text(json.dumps(board))
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "kvgate", "show", str(tmp_path), *options]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=environment, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 @pytest.mark.parametrize("columns, width", [("104", 104), ("", 150), ("wide", 150), ("0", 150), (None, 150)])
