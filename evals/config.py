@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import yaml
 
+from kvgate import strict_yaml
 from kvgate.compressors.catalog import check_parameters, policy_class
 from kvgate.evals.items import Protocol
 
@@ -102,7 +103,7 @@ def read_yaml(name_or_path: str, folder: str, what: str) -> dict[str, Any]:
             raise ValueError(f"{what} {name_or_path!r}: no such file; shipped: {', '.join(shipped(folder))}")
         text = path.read_text(encoding="utf-8")
     try:
-        raw = yaml.safe_load(text)
+        raw = strict_yaml.load(text)
     except yaml.YAMLError as error:
         raise ValueError(f"{what} {name_or_path}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(raw, dict):

@@ -34,6 +34,11 @@ class FidelitySuite(Generated):
     }
     options: ClassVar = {"new_tokens": 64}
 
+    @classmethod
+    def has_depth(cls, task: str) -> bool:
+        """Nothing is asked for, so nothing stands anywhere."""
+        return False
+
     def make(self, tokens: Tokens, spot: Spot) -> list[Item]:
         """One item with one turn of at most ``new_tokens`` tokens."""
         wanted = spot.options["new_tokens"]

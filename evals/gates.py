@@ -11,6 +11,8 @@ from typing import Any, Literal, get_args
 
 import yaml
 
+from kvgate import strict_yaml
+
 SliceKey = Literal["task", "length", "depth"]
 
 
@@ -122,7 +124,7 @@ def load_gate(name_or_path: str | Path) -> Gate:
 def parse_gate(text: str, source: str) -> Gate:
     """A gate from YAML text; ``source`` names it in errors."""
     try:
-        raw = yaml.safe_load(text)
+        raw = strict_yaml.load(text)
     except yaml.YAMLError as error:
         raise ValueError(f"gate {source}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(raw, dict):

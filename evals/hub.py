@@ -49,6 +49,11 @@ class HubSuite(Suite):
     options: ClassVar[Mapping[str, Any]] = {"path": "", "revision": ""}
 
     @classmethod
+    def has_depth(cls, task: str) -> bool:
+        """Rows do not say where their evidence stands."""
+        return False
+
+    @classmethod
     def origin(cls) -> str:
         """Repository, revision and licence."""
         revision = cls.source.revision or "a revision that you give"

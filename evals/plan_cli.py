@@ -13,7 +13,6 @@ from kvgate.evals.power_cli import describe
 
 if TYPE_CHECKING:
     from kvgate.evals.config import SuiteChoice
-    from kvgate.evals.suites.base import Suite
 
 
 def add_parser(subparsers: Any) -> None:
@@ -92,20 +91,10 @@ def slice_sizes(choice: SuiteChoice, gate: Gate, keys: Sequence[SliceKey]) -> li
     sizes: Counter[tuple[object, ...]] = Counter()
     for task in suite().chosen(choice.tasks):
         rank = list(suite.tasks).index(suite.twins.get(task, task))
-        placed = has_depth(suite, task)
+        placed = suite.has_depth(task)
         for length, count in (choice.counts or DEFAULT_COUNTS).items():
             for index in range(count):
                 depth = gate.depth_bin(depths[(index + rank) % len(depths)]) if placed else None
                 values = {"task": task, "length": length, "depth": depth}
                 sizes[tuple(values[key] for key in keys)] += 1
     return sorted(sizes.values()) or [0]
-
-
-def has_depth(suite: type[Suite], task: str) -> bool:
-    """Whether items of a task say at what depth their evidence stands; suites from elsewhere are taken to."""
-    from kvgate.evals.fidelity_suite import FidelitySuite
-    from kvgate.evals.suites.catalog import HUB
-    from kvgate.evals.suites.instructions import Instructions
-    from kvgate.evals.suites.long_generation import LongGeneration
-
-    return suite not in (Instructions, FidelitySuite, *HUB) and (suite, task) != (LongGeneration, "count")

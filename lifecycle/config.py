@@ -9,6 +9,8 @@ from typing import Any, get_type_hints
 
 import yaml
 
+from kvgate import strict_yaml
+
 
 @dataclass(frozen=True)
 class AdmissionConfig:
@@ -216,7 +218,7 @@ def parse_config(raw: Any, where: str = "config") -> ManagerConfig:
 def load_config(path: Path) -> ManagerConfig:
     """Settings from a YAML file. Raises ValueError in one line where it cannot be read."""
     try:
-        raw = yaml.safe_load(path.read_text())
+        raw = strict_yaml.load(path.read_text())
     except (OSError, yaml.YAMLError) as error:
         raise ValueError(f"{path}: cannot be read as YAML: {str(error).splitlines()[0]}") from error
     return parse_config(raw, path.name)

@@ -92,6 +92,11 @@ class Suite(ABC):
         """Where its texts come from, and on what terms: one line for ``kvgate suites``."""
         return f"made locally from the documentation and standard library of {fingerprint()}"
 
+    @classmethod
+    def has_depth(cls, task: str) -> bool:
+        """Whether the items of a task say at what depth their evidence stands."""
+        return True
+
     @abstractmethod
     def build(self, tokens: Tokens, order: Order) -> list[Item]:
         """All items of ``order``, by task, then length, then index. ValueError for what cannot be built."""

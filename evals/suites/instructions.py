@@ -49,6 +49,11 @@ class Instructions(Generated):
     optional = frozenset({"format", "leak"})  # more than the embedded model can follow
     twins: ClassVar = {"system_protected": "system"}
 
+    @classmethod
+    def has_depth(cls, task: str) -> bool:
+        """The start of the conversation is not a depth one chooses."""
+        return False
+
     def make(self, tokens: Tokens, spot: Spot) -> list[Item]:
         """One item. Depth is None: a system prompt stands at the start."""
         given = MAKERS[spot.task](spot)

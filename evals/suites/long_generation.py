@@ -52,6 +52,11 @@ class LongGeneration(Generated):
     }
     options: ClassVar = {"new_tokens": 512}
 
+    @classmethod
+    def has_depth(cls, task: str) -> bool:
+        """A count needs nothing from the context."""
+        return task != "count"
+
     def make(self, tokens: Tokens, spot: Spot) -> list[Item]:
         """One item; the answer has about ``new_tokens`` tokens, and goes on to that cap if the model lets it."""
         wanted = _positive(spot.options["new_tokens"])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from kvgate import strict_yaml
 from kvgate.cli import main
 from kvgate.evals.config import load_plan
-from kvgate.evals.gates import load_gate
+from kvgate.evals.gates import load_gate, parse_gate
 from kvgate.evals.suites.catalog import suite_class
 
 
@@ -66,3 +69,23 @@ def test_the_quick_plan_can_pass_its_gate() -> None:
 def test_bad_input(bad: list[str], capsys: Any) -> None:
     assert main(bad) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "reader, text",
+    [
+        (lambda text: parse_gate(text, "mine"), "m_suite: 0.02\nm_slice: 0.05\nm_suite: 0.5\n"),
+        (lambda text: strict_yaml.load(text), "suites:\n  - {name: code, counts: {512: 3, 512: 40}}\n"),
+    ],
+)
+def test_a_key_that_stands_twice_is_refused(reader: Any, text: str) -> None:
+    with pytest.raises((ValueError, yaml.YAMLError), match=r"key .* stands twice"):
+        reader(text)
+
+
+def test_a_plan_whose_key_stands_twice_ends_in_one_line(tmp_path: Path, capsys: Any) -> None:
+    plan = tmp_path / "mine.yaml"
+    plan.write_text("model: embedded\ngate: production\nsuites: [{name: code}]\npolicies: [{use: h2o}]\ngate: screen\n")
+    assert main(["plan", str(plan)]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "key 'gate' stands twice" in line

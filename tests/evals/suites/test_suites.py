@@ -11,7 +11,6 @@ import pytest
 
 from kvgate.evals.chat import Tokens
 from kvgate.evals.items import Choice, Exact, Item, Recall
-from kvgate.evals.plan_cli import has_depth
 from kvgate.evals.scoring import score_answer
 from kvgate.evals.suites.base import Order, Suite
 from kvgate.evals.suites.catalog import OWN, catalog, suite_class
@@ -162,7 +161,7 @@ def test_instructions_beyond_the_embedded_model(tokens: Tokens) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_plan_counts_by_depth_has_one(built: dict[str, list[Item]], name: str) -> None:
     for item in built[name]:
-        assert has_depth(suite_class(name), item.task) == (item.depth is not None), item.task
+        assert suite_class(name).has_depth(item.task) == (item.depth is not None), item.task
 
 
 def test_fewer_tasks_keep_the_same_items(tokens: Tokens, built: dict[str, list[Item]]) -> None:
