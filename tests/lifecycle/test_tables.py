@@ -52,16 +52,16 @@ class TablesMachine(RuleBasedStateMachine):
         return child
 
     @rule(
-        chosen=st.lists(sequences, min_size=1, max_size=3, unique=True),
+        chosen=st.lists(sequences, min_size=1, max_size=3),
         counts=st.lists(st.integers(1, 20), min_size=3, max_size=3),
     )
     def append(self, chosen: list[int], counts: list[int]) -> None:
-        chosen = [sequence for sequence in chosen if sequence in self.oracle]
+        chosen = [sequence for sequence in dict.fromkeys(chosen) if sequence in self.oracle]
         self._append(chosen, counts[: len(chosen)])
 
-    @rule(chosen=st.lists(sequences, min_size=1, max_size=4, unique=True))
+    @rule(chosen=st.lists(sequences, min_size=1, max_size=4))
     def append_one_each(self, chosen: list[int]) -> None:
-        chosen = [sequence for sequence in chosen if sequence in self.oracle]
+        chosen = [sequence for sequence in dict.fromkeys(chosen) if sequence in self.oracle]
         self._append(chosen, [1] * len(chosen))
 
     def _append(self, chosen: list[int], counts: list[int]) -> None:
