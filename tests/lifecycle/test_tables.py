@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from kvgate.lifecycle.pool import DuplicateIds, OutOfPages, PageError, PagePool, State, WrongState
 from kvgate.lifecycle.tables import Appended, Geometry, Moved, Tables
@@ -35,8 +35,16 @@ class TablesMachine(RuleBasedStateMachine):
             source, target = ((ids[:, None] * SIZE + np.arange(SIZE)).ravel() for ids in (source, target))
         self.data[target] = self.data[source].copy()
 
+    @initialize(target=sequences)
+    def create_the_first(self) -> int:
+        """Lists of sequences cannot be drawn while there is none."""
+        return self._create()
+
     @rule(target=sequences)
     def create(self) -> int:
+        return self._create()
+
+    def _create(self) -> int:
         sequence = self.tables.create()
         self.oracle[sequence] = {(layer, head): {} for layer in range(LAYERS) for head in range(HEADS)}
         self.next[sequence] = 0
