@@ -24,6 +24,7 @@ SHAPES = [
 LENGTHS = (0, 1, 17, 64, 95)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dim", "group", "size", "dtype"), SHAPES)
 def test_decode_over_shapes(backend, agree, dim, group, size, dtype):
     rows = tuple((length, min(1, length)) for length in LENGTHS if length)

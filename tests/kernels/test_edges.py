@@ -9,6 +9,7 @@ from kvgate.kernels import reference
 from kvgate.kernels.problems import Shape, make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shift", [-1, 0, 1])
 @pytest.mark.parametrize("length", [15, 16, 17, 33])
 def test_native_window_edges(backend, agree, length, shift):
@@ -50,6 +51,7 @@ def test_spans_do_not_widen_the_native_window(backend, agree):
     assert int((got.mass > 0).sum()) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edge", [0, 1, 8, 33])
 def test_sink_edges(backend, agree, edge):
     problem = make(Shape(((33, 1), (40, 1)), keep=1.0, sinks=True))
