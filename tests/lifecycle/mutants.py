@@ -41,7 +41,8 @@ def survives(mutant: Mutant, examples: int = 80) -> bool:
     with tempfile.TemporaryDirectory() as scratch:
         package = Path(scratch) / "kvgate"
         package.mkdir()
-        shutil.copy(ROOT / "src" / "kvgate" / "__init__.py", package)
+        for name in ("__init__.py", "strict_yaml.py"):
+            shutil.copy(ROOT / "src" / "kvgate" / name, package)
         shutil.copytree(ROOT / "lifecycle", package / "lifecycle", ignore=shutil.ignore_patterns("__pycache__"))
         target = package / "lifecycle" / mutant.file
         text = target.read_text()
