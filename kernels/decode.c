@@ -8,7 +8,7 @@
 
 #define SPLIT 512
 #define LANES 16
-#define AHEAD 8 /* slots to fetch before they are needed */
+#define AHEAD 24 /* slots to fetch before they are needed */
 #define AT_ONCE 4 /* query heads that share a pass over K and V */
 
 typedef float lanes __attribute__((vector_size(64)));
@@ -96,6 +96,8 @@ static void find(const launch *a, int64_t row, int64_t head, int64_t begin, int6
         }
         if (!(word >> slot & 1)) continue;
         int64_t id = table[page];
+        if (slot == 0 && at + 8 * a->size < end && live[page + 8])
+            __builtin_prefetch(a->positions + table[page + 8] * a->positions_page);
         if (plain && word == full && slot == 0 && at + a->size <= end) {
             const int32_t *where = a->positions + id * a->positions_page;
             const char *k = (const char *)a->k + id * a->k_page * bytes, *v = (const char *)a->v + id * a->v_page * bytes;
@@ -113,8 +115,6 @@ static void find(const launch *a, int64_t row, int64_t head, int64_t begin, int6
                 continue;
             }
         }
-        if (slot == 0 && at + 4 * a->size < end && live[page + 4])
-            __builtin_prefetch(a->positions + table[page + 4] * a->positions_page);
         int32_t k = a->positions[id * a->positions_page + slot];
         if (!visible(a, row, k, p)) continue;
         found->slot[count] = (int32_t)at;
@@ -176,6 +176,25 @@ static inline __attribute__((always_inline)) void score(
     }
 }
 
+#define WIDE 4 /* vectors of V that share the loads of the weights */
+
+static inline __attribute__((always_inline)) void weigh_part(
+    const seen *found, int count, int heads, int bf16, int vectors, int64_t d, int64_t fetch, int64_t dim,
+    const float *logits, float *out
+) {
+    lanes acc[AT_ONCE][WIDE] = {{{0}}};
+    for (int i = 0; i < count; i++) {
+        const char *at = found->v[i] + d * (bf16 ? 2 : 4);
+        if (fetch) ahead(found->v, i + AHEAD, count, fetch);
+        lanes value[WIDE];
+        for (int j = 0; j < vectors; j++) value[j] = load(at + j * LANES * (bf16 ? 2 : 4), bf16);
+        for (int g = 0; g < heads; g++)
+            for (int j = 0; j < vectors; j++) acc[g][j] += logits[g * SPLIT + i] * value[j];
+    }
+    for (int g = 0; g < heads; g++)
+        for (int j = 0; j < vectors; j++) memcpy(out + g * dim + d + j * LANES, &acc[g][j], sizeof(lanes));
+}
+
 static inline __attribute__((always_inline)) void weigh(
     const launch *a, const seen *found, int heads, int bf16, float *logits, const float *peak, float *sum, float *out
 ) {
@@ -187,22 +206,11 @@ static inline __attribute__((always_inline)) void weigh(
         for (int i = 0; i < count; i++) all += x[i];
         sum[g] = all;
     }
-    for (int64_t d = 0; d < dim; d += 2 * LANES) {
-        int64_t pair = d + LANES < dim; /* two vectors a pass, one in the last pass of an odd number */
-        lanes low[AT_ONCE] = {{0}}, high[AT_ONCE] = {{0}};
-        for (int i = 0; i < count; i++) {
-            const char *at = found->v[i] + d * bytes;
-            if (d == 0) ahead(found->v, i + AHEAD, count, dim * bytes);
-            lanes a0 = load(at, bf16), a1 = load(at + pair * LANES * bytes, bf16);
-            for (int g = 0; g < heads; g++) {
-                low[g] += logits[g * SPLIT + i] * a0;
-                high[g] += logits[g * SPLIT + i] * a1;
-            }
-        }
-        for (int g = 0; g < heads; g++) {
-            memcpy(out + g * dim + d, &low[g], sizeof low[g]);
-            if (pair) memcpy(out + g * dim + d + LANES, &high[g], sizeof high[g]);
-        }
+    for (int64_t d = 0; d < dim; d += WIDE * LANES) {
+        int64_t vectors = (dim - d) / LANES < WIDE ? (dim - d) / LANES : WIDE;
+        if (vectors == WIDE) weigh_part(found, count, heads, bf16, WIDE, d, d == 0 ? dim * bytes : 0, dim, logits, out);
+        else for (int64_t one = 0; one < vectors; one++)
+            weigh_part(found, count, heads, bf16, 1, d + one * LANES, d + one == 0 ? dim * bytes : 0, dim, logits, out);
     }
 }
 
