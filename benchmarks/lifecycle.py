@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from kvgate.cli.replay import DEFAULT_CONFIG
 from kvgate.lifecycle.config import load_config
 from kvgate.lifecycle.ledger import Ledger
 from kvgate.lifecycle.manager import Manager
@@ -25,7 +26,6 @@ from kvgate.lifecycle.pool import PagePool
 from kvgate.lifecycle.prefix.cache import PrefixCache
 from kvgate.lifecycle.prefix.catalog import make_policy
 from kvgate.lifecycle.prefix.keys import Namespace
-from kvgate.lifecycle.replay_cli import DEFAULT_CONFIG
 from kvgate.lifecycle.states import Spec
 from kvgate.lifecycle.store import FlatStore
 

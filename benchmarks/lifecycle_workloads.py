@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvgate.lifecycle.baseline import Baseline, BaselineConfig
+from kvgate.cli.replay import DEFAULT_CONFIG, simulate
 from kvgate.lifecycle.config import ManagerConfig, load_config
-from kvgate.lifecycle.prefix.replay import replay
-from kvgate.lifecycle.replay_cli import DEFAULT_CONFIG, simulate
-from kvgate.lifecycle.report import summarise
-from kvgate.lifecycle.workloads import load_workload
+from kvgate.lifecycle.lab.baseline import Baseline, BaselineConfig
+from kvgate.lifecycle.lab.prefix_replay import replay
+from kvgate.lifecycle.lab.report import summarise
+from kvgate.lifecycle.lab.workloads import load_workload
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 WORKLOADS = (

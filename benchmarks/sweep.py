@@ -16,11 +16,11 @@ from dataclasses import replace
 
 from kvgate.engine.engine import Engine
 from kvgate.engine.models import load_model
-from kvgate.evals.cells import Column, Unit, columns, units
-from kvgate.evals.chat import Tokens
-from kvgate.evals.config import PolicyChoice, RunConfig, SuiteChoice
-from kvgate.evals.items import Exact, Item
-from kvgate.evals.runner import Runner, pages_needed
+from kvgate.evals.data.items import Exact, Item
+from kvgate.evals.data.tokens import Tokens
+from kvgate.evals.plan.cells import Column, Unit, columns, units
+from kvgate.evals.plan.config import PolicyChoice, RunConfig, SuiteChoice
+from kvgate.evals.run.runner import Runner, pages_needed
 from kvgate.evals.suites.base import Order
 from kvgate.evals.suites.catalog import suite_class
 

@@ -43,7 +43,7 @@ def test_each_room_is_one_link(room: str) -> None:
 
 def test_nothing_else_lives_in_the_package_folder() -> None:
     found = {path.name for path in (ROOT / "src" / "kvgate").iterdir()} - {"__pycache__"}
-    assert found == {"__init__.py", "__main__.py", "cli.py", "strict_yaml.py", "py.typed", "configs", *ROOMS}
+    assert found == {"__init__.py", "__main__.py", "cli", "strict_yaml.py", "py.typed", "configs", *ROOMS}
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -124,7 +124,7 @@ def test_transformers_imports_with_the_repository_root_on_the_path() -> None:
 @pytest.mark.slow
 def test_lifecycle_brings_no_torch() -> None:
     script = (
-        "import sys, kvgate.lifecycle.tables, kvgate.lifecycle.manager, kvgate.lifecycle.simulator\n"
+        "import sys, kvgate.lifecycle.tables, kvgate.lifecycle.manager, kvgate.lifecycle.lab.simulator\n"
         "print([name for name in ('torch', 'triton', 'transformers') if name in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=300)

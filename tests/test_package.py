@@ -29,14 +29,15 @@ def test_wheel_from_the_sdist_works_elsewhere(tmp_path: Path) -> None:
         archive.extractall(tmp_path / "site")
     assert len(names) == len(set(names))
     for wanted in (
-        "kvgate/kernels/ops.py", "kvgate/evals/suites/retrieval.py", "kvgate/lifecycle/pool.py", "kvgate/py.typed",
+        "kvgate/kernels/ops.py", "kvgate/evals/suites/retrieval/suite.py",
+        "kvgate/lifecycle/pool.py", "kvgate/py.typed",
         "kvgate/configs/gates/screen.yaml", "kvgate/configs/plans/quick.yaml",
         "kvgate/configs/schemas/sample.schema.json",
     ):  # fmt: skip
         assert wanted in names
     assert all(name.startswith("kvgate") for name in names), "a top-level room would shadow other packages"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    code = "import kvgate; from kvgate.cli import main; print(kvgate.__file__); main(['policies', '--json'])"
+    code = "import kvgate; from kvgate.cli.main import main; print(kvgate.__file__); main(['policies', '--json'])"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
     )

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from kvgate.evals.chat import Tokens
-from kvgate.evals.items import Item, Protocol
-from kvgate.evals.sources import fingerprint
+from kvgate.evals.data.corpus import fingerprint
+from kvgate.evals.data.items import Item, Protocol
+from kvgate.evals.data.tokens import Tokens
 
 DEFAULT_COUNTS: Mapping[int, int] = {512: 5, 1024: 5, 2048: 1}
 DEFAULT_DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import importlib
 from importlib.metadata import entry_points
 
-from kvgate.evals.fidelity_suite import FidelitySuite
-from kvgate.evals.hub_longbench import HubLongBench
-from kvgate.evals.hub_longbench2 import HubLongBench2
-from kvgate.evals.hub_longmemeval import HubLongMemEval
-from kvgate.evals.hub_repobench import HubRepoBench
-from kvgate.evals.hub_ruler import HubRuler
-from kvgate.evals.hub_scbench import HubSCBench
 from kvgate.evals.suites.base import Suite
-from kvgate.evals.suites.code import Code
-from kvgate.evals.suites.instructions import Instructions
+from kvgate.evals.suites.code.suite import Code
+from kvgate.evals.suites.fidelity import FidelitySuite
+from kvgate.evals.suites.hub.longbench import HubLongBench
+from kvgate.evals.suites.hub.longbench2 import HubLongBench2
+from kvgate.evals.suites.hub.longmemeval import HubLongMemEval
+from kvgate.evals.suites.hub.repobench import HubRepoBench
+from kvgate.evals.suites.hub.ruler import HubRuler
+from kvgate.evals.suites.hub.scbench import HubSCBench
 from kvgate.evals.suites.long_generation import LongGeneration
-from kvgate.evals.suites.multi_turn import MultiTurn
-from kvgate.evals.suites.retrieval import Retrieval
-from kvgate.evals.suites.shared import Shared
+from kvgate.evals.suites.multi_turn.instructions import Instructions
+from kvgate.evals.suites.multi_turn.suite import MultiTurn
+from kvgate.evals.suites.retrieval.shared import Shared
+from kvgate.evals.suites.retrieval.suite import Retrieval
 
 GROUP = "kvgate.suites"
 OWN: tuple[type[Suite], ...] = (Retrieval, Code, MultiTurn, Instructions, Shared, LongGeneration, FidelitySuite)

@@ -22,9 +22,9 @@ from collections.abc import Iterable
 from itertools import count
 from typing import ClassVar
 
-from kvgate.evals.chat import Tokens
-from kvgate.evals.items import Ids, Item, Listing, Turn
-from kvgate.evals.sources import fingerprint, lay, prose
+from kvgate.evals.data.corpus import fingerprint, lay, prose
+from kvgate.evals.data.items import Ids, Item, Listing, Turn
+from kvgate.evals.data.tokens import Tokens
 from kvgate.evals.suites import words
 from kvgate.evals.suites.base import Generated, Spot
 
@@ -44,7 +44,7 @@ class LongGeneration(Generated):
     measures = "Whether a list or a count is kept going over hundreds of new tokens, line by line at its place."
     why_eviction_hurts = (
         "The cache is evicted after every new token: where the answer stands, what was said and what comes next must "
-        "survive in it. One lost line shifts all that follow; repetition and drifting length show it (evals/drift.py)."
+        "survive in it. One lost line shifts all that follow; repetition and drifting length show it."
     )
     tasks: ClassVar = {
         "count": "counting items upwards from a number, one a line; the last lines are enough to go on",

@@ -2,7 +2,7 @@
 
 import sys
 
-from kvgate.cli import main
+from kvgate.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

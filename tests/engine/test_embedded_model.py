@@ -15,8 +15,8 @@ from kvgate.engine.embedded import embedded_folder
 from kvgate.engine.engine import Engine
 from kvgate.engine.generate import generate
 from kvgate.engine.models import LoadedModel, load_model
-from kvgate.evals.chat import Tokens
-from kvgate.evals.items import Item
+from kvgate.evals.data.items import Item
+from kvgate.evals.data.tokens import Tokens
 from kvgate.evals.suites.base import Order
 from kvgate.evals.suites.catalog import suite_class
 

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from kvgate.engine import metrics_cli
+from kvgate.cli import engine_metrics as metrics_cli
 from kvgate.engine.embedded import embedded_folder
 
 

@@ -12,9 +12,9 @@ import jsonschema
 import pytest
 import yaml
 
-from kvgate.cli import main
-from kvgate.evals.folder import CHECKS, LEADERBOARD, MANIFEST, SAMPLES, write_json
-from kvgate.evals.records import CellRecord, TurnRecord
+from kvgate.cli.main import main
+from kvgate.evals.log.records import CellRecord, TurnRecord
+from kvgate.evals.log.run_folder import CHECKS, LEADERBOARD, MANIFEST, SAMPLES, write_json
 
 CONFIG = "a" * 32
 MODEL = {

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from tiny_model import save_tiny_model
 
-from kvgate.cli import main
-from kvgate.evals.folder import LEADERBOARD
+from kvgate.cli.main import main
+from kvgate.evals.log.run_folder import LEADERBOARD
 
 CHEATS = '''
 from dataclasses import dataclass

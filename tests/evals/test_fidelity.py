@@ -13,18 +13,18 @@ import torch
 import yaml
 from tiny_model import save_tiny_model
 
-from kvgate.cli import main
+from kvgate.cli.main import main
 from kvgate.compressors.h2o import H2O
 from kvgate.compressors.sliding_window import SlidingWindow
 from kvgate.engine.engine import Engine
 from kvgate.engine.models import load_model
-from kvgate.evals.chat import Tokens
-from kvgate.evals.fidelity import divergences, follow
-from kvgate.evals.fidelity_suite import OPENING, FidelitySuite
-from kvgate.evals.fidelity_summary import fidelity_lines
-from kvgate.evals.items import Fidelity
-from kvgate.evals.records import CellRecord
+from kvgate.evals.data.items import Fidelity
+from kvgate.evals.data.tokens import Tokens
+from kvgate.evals.leaderboard.fidelity import fidelity_lines
+from kvgate.evals.log.records import CellRecord
+from kvgate.evals.run.fidelity import divergences, follow
 from kvgate.evals.suites.base import Order
+from kvgate.evals.suites.fidelity import OPENING, FidelitySuite
 
 
 @pytest.fixture(scope="module")

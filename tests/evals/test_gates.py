@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from kvgate.evals.gates import gate_names, load_gate, parse_gate
+from kvgate.evals.judge.gates import gate_names, load_gate, parse_gate
 
 GOOD = "m_suite: 0.03\nm_slice: 0.1\n"
 

@@ -11,11 +11,11 @@ from lm_eval.api.model import CachingLM
 from lm_eval.api.registry import get_model
 from tiny_model import save_tiny_model
 
-from kvgate.evals.cells import EXACT_COLUMN
-from kvgate.evals.items import External, candidates_of
-from kvgate.evals.lm_eval_bench import ROLLING_CHUNK, Bench
-from kvgate.evals.lm_eval_items import Generation, Origin
-from kvgate.evals.lm_eval_model import KvgateLM, column_of
+from kvgate.evals.data.items import External, candidates_of
+from kvgate.evals.lm_eval.bench import ROLLING_CHUNK, Bench
+from kvgate.evals.lm_eval.items import Generation, Origin
+from kvgate.evals.lm_eval.model import KvgateLM, column_of
+from kvgate.evals.plan.cells import EXACT_COLUMN
 
 TEXT = "The quick brown fox jumps over the lazy dog. "
 

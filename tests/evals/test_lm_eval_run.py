@@ -16,10 +16,10 @@ import pytest
 import yaml
 from tiny_model import save_tiny_model
 
-from kvgate.cli import main
-from kvgate.evals.finished import load_run
-from kvgate.evals.folder import LEADERBOARD, MANIFEST, SAMPLES
-from kvgate.evals.lm_eval_records import nominal_lengths
+from kvgate.cli.main import main
+from kvgate.evals.leaderboard.finished import load_run
+from kvgate.evals.lm_eval.records import nominal_lengths
+from kvgate.evals.log.run_folder import LEADERBOARD, MANIFEST, SAMPLES
 
 WORDS = ["amber", "birch", "cedar", "dune", "ember", "fjord", "grove", "heath", "islet", "jetty"]
 DOCUMENTS = 12
@@ -69,7 +69,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def own_answers(model: str, texts: list[str], choices: list[list[str]]) -> tuple[list[int], list[str]]:
     from lm_eval.api.instance import Instance
 
-    from kvgate.evals.lm_eval_model import KvgateLM
+    from kvgate.evals.lm_eval.model import KvgateLM
 
     lm = KvgateLM(model, dtype="float32")
     gold = []

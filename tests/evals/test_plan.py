@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from kvgate import strict_yaml
-from kvgate.cli import main
-from kvgate.evals.config import load_plan
-from kvgate.evals.gates import load_gate, parse_gate
+from kvgate.cli.main import main
+from kvgate.evals.judge.gates import load_gate, parse_gate
+from kvgate.evals.plan.config import load_plan
 from kvgate.evals.suites.catalog import suite_class
 
 

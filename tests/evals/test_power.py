@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgate.evals import power_cli
-from kvgate.evals.gates import load_gate
-from kvgate.evals.power import Population, gate_power, items_needed
-from kvgate.evals.statistics import log_e_pass
+from kvgate.cli import power as power_cli
+from kvgate.evals.judge.gates import load_gate
+from kvgate.evals.judge.power import Population, gate_power, items_needed
+from kvgate.evals.stats.betting import log_e_pass
 
 
 @given(

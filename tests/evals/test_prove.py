@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 import kvgate
-from kvgate.evals import prove_cli
-from kvgate.evals.power import Population
-from kvgate.evals.prove import Case, Settings, cases, run_case
-from kvgate.evals.prove_report import report, requirements
-from kvgate.evals.prove_rows import row_cases, run_row
-from kvgate.evals.statistics import log_e_counts, log_e_pass
+from kvgate.cli import prove as prove_cli
+from kvgate.evals.judge.power import Population
+from kvgate.evals.judge.simulated_rows import row_cases, run_row
+from kvgate.evals.judge.simulation import Case, Settings, cases, run_case
+from kvgate.evals.judge.simulation_report import report, requirements
+from kvgate.evals.stats.betting import log_e_counts, log_e_pass
 
 SMALL = Settings(replicates=300, cap=1200)
 SCHEMA = json.loads((files("kvgate") / "configs" / "schemas" / "gate_proof.schema.json").read_text(encoding="utf-8"))

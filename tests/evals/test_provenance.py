@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import kvgate
-from kvgate.evals.provenance import code_hash
+from kvgate.evals.run.provenance import code_hash
 
 
 @pytest.mark.parametrize("name, counts", [("ops.py", True), ("decode.c", True), ("lanes.h", True), ("notes.md", False)])

@@ -18,9 +18,9 @@ import pytest
 import report_sample as sample
 from tiny_model import save_tiny_model
 
-from kvgate.cli import main
-from kvgate.evals.finished import FinishedRun
-from kvgate.evals.report import write_report
+from kvgate.cli.main import main
+from kvgate.evals.leaderboard.finished import FinishedRun
+from kvgate.evals.report.build import write_report
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -174,9 +174,9 @@ def test_invalid_rows_and_items_without_depth(tmp_path: Path) -> None:
 def test_prompts_and_evidence_are_rebuilt_from_the_plan(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    from kvgate.evals.config import SuiteChoice
-    from kvgate.evals.report_items import item_texts
-    from kvgate.evals.run import build_items
+    from kvgate.evals.plan.config import SuiteChoice
+    from kvgate.evals.report.items import item_texts
+    from kvgate.evals.run.execute import build_items
 
     model = str(save_tiny_model(tmp_path / "model"))
     manifest = sample.run_of((), model).manifest

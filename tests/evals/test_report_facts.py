@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvgate.evals.runner import kept_percent
+from kvgate.evals.run.runner import kept_percent
 from kvgate.lifecycle.pool import PagePool
 from kvgate.lifecycle.tables import Geometry, Tables
 

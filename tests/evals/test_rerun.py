@@ -11,9 +11,9 @@ import pytest
 import yaml
 from tiny_model import save_tiny_model
 
-from kvgate.cli import main
-from kvgate.evals.folder import LEADERBOARD, MANIFEST, SAMPLES
-from kvgate.evals.rerun import differences
+from kvgate.cli.main import main
+from kvgate.evals.log.run_folder import LEADERBOARD, MANIFEST, SAMPLES
+from kvgate.evals.run.rerun import differences
 
 LABEL = "h2o@0.25"
 
@@ -50,8 +50,8 @@ def change(path: Path, place: int, **fields: Any) -> None:
 
 
 def rebuild(path: Path) -> None:
-    from kvgate.evals.finished import load_run
-    from kvgate.evals.folder import write_json
+    from kvgate.evals.leaderboard.finished import load_run
+    from kvgate.evals.log.run_folder import write_json
 
     write_json(path / LEADERBOARD, load_run(path).leaderboard())
 

@@ -18,8 +18,8 @@ import pytest
 import yaml
 from tiny_model import save_tiny_model
 
-from kvgate.cli import main
-from kvgate.evals.folder import LEADERBOARD, MANIFEST, SAMPLES
+from kvgate.cli.main import main
+from kvgate.evals.log.run_folder import LEADERBOARD, MANIFEST, SAMPLES
 
 OUTSIDE_POLICY = '''
 from dataclasses import dataclass

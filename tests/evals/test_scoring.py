@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgate.evals.items import Exact, Listing, Overlap, Recall, Rule
-from kvgate.evals.normalising import first_line, normalise
-from kvgate.evals.scoring import score_answer, score_choice, score_exact
-from kvgate.evals.scoring_rules import CHECKS
+from kvgate.evals.data.items import Exact, Listing, Overlap, Recall, Rule
+from kvgate.evals.scoring.instruction_checks import CHECKS
+from kvgate.evals.scoring.normaliser import first_line, normalise
+from kvgate.evals.scoring.scores import score_answer, score_choice, score_exact
 
 WORDS = st.text("abcdefgh", min_size=1, max_size=6)
 NUMBERS = st.integers(0, 10**9)

@@ -7,10 +7,10 @@ import pytest
 import report_sample as sample
 from made_records import made_cell
 
-from kvgate.evals.figures_heat import heat_maps
-from kvgate.evals.gates import Gate
-from kvgate.evals.slices import grid
-from kvgate.evals.slices_limits import cell_limits, percent
+from kvgate.evals.judge.gates import Gate
+from kvgate.evals.leaderboard.limits import cell_limits, percent
+from kvgate.evals.leaderboard.slices import grid
+from kvgate.evals.report.heat_maps import heat_maps
 
 
 @pytest.mark.parametrize("clusters, text", [(2, "16–100"), (3, "29–100"), (30, "88–100")])

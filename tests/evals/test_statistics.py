@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from kvgate.evals.statistics import (
+from kvgate.evals.stats.betting import (
     FRACTIONS,
     confidence_bounds,
     log_e_above,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from kvgate.evals.statistics_fixed import clopper_pearson, cluster_interval, tango_interval
+from kvgate.evals.stats.intervals import clopper_pearson, cluster_interval, tango_interval
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from kvgate.cli import main
-from kvgate.evals import suites_cli
+from kvgate.cli import suites as suites_cli
+from kvgate.cli.main import main
 from kvgate.evals.suites.catalog import HUB, catalog
 
 

@@ -17,10 +17,10 @@ import report_sample as sample
 from rich.cells import cell_len
 from rich.console import Console
 
-from kvgate.cli import main
-from kvgate.evals.report_names import printable, short_names
-from kvgate.evals.report_slices import survival
-from kvgate.evals.tables import print_leaderboard
+from kvgate.cli.main import main
+from kvgate.evals.report.names import printable, short_names
+from kvgate.evals.report.slices import survival
+from kvgate.evals.report.tables import print_leaderboard
 
 
 @pytest.fixture(scope="module")

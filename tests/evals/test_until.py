@@ -14,13 +14,13 @@ import pytest
 import yaml
 from tiny_model import save_tiny_model
 
-from kvgate.cli import main
-from kvgate.evals.config import UntilDecided, parse_plan
-from kvgate.evals.finished import load_run
-from kvgate.evals.folder import LEADERBOARD, MANIFEST, SAMPLES, STOP
-from kvgate.evals.gates import Gate
-from kvgate.evals.items import Exact, Item, Turn
-from kvgate.evals.until import Watch, round_units, rounds
+from kvgate.cli.main import main
+from kvgate.evals.data.items import Exact, Item, Turn
+from kvgate.evals.judge.gates import Gate
+from kvgate.evals.leaderboard.finished import load_run
+from kvgate.evals.log.run_folder import LEADERBOARD, MANIFEST, SAMPLES, STOP
+from kvgate.evals.plan.config import UntilDecided, parse_plan
+from kvgate.evals.run.early_stopping import Watch, round_units, rounds
 
 GATE = {
     "m_suite": 0.1, "m_slice": 0.2, "floor": 0.5, "min_items": 8, "min_clusters": 8, "min_slice_clusters": 4,
@@ -71,7 +71,7 @@ def test_items_of_one_context_stay_together_whatever_their_clusters() -> None:
 
 
 def test_units_are_counted_through_and_never_span_rounds() -> None:
-    from kvgate.evals.cells import EXACT_COLUMN
+    from kvgate.evals.plan.cells import EXACT_COLUMN
 
     made = rounds([item(i) for i in range(6)] + [item(i, 1024) for i in range(3)], gate(), 0)
     batches = round_units(made, [EXACT_COLUMN], 2, "f")

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from made_records import made_cell
 
-from kvgate.evals.gates import Gate, load_gate
-from kvgate.evals.records import CellRecord
-from kvgate.evals.verdict import decide
-from kvgate.evals.verdict_pairs import merged_clusters
-from kvgate.evals.verdict_types import RowVerdict
+from kvgate.evals.judge.gates import Gate, load_gate
+from kvgate.evals.judge.pairs import merged_clusters
+from kvgate.evals.judge.types import RowVerdict
+from kvgate.evals.judge.verdict import decide
+from kvgate.evals.log.records import CellRecord
 
 GATE = Gate(
     "test",

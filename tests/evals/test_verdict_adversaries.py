@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from made_records import made_cell
 
-from kvgate.evals.gates import Gate, gate_names, load_gate
-from kvgate.evals.records import CellRecord, TurnRecord
-from kvgate.evals.verdict import decide
-from kvgate.evals.verdict_sequential import SequentialVerdict
-from kvgate.evals.verdict_types import RowVerdict
+from kvgate.evals.judge.gates import Gate, gate_names, load_gate
+from kvgate.evals.judge.sequential import SequentialVerdict
+from kvgate.evals.judge.types import RowVerdict
+from kvgate.evals.judge.verdict import decide
+from kvgate.evals.log.records import CellRecord, TurnRecord
 
 GATES = [load_gate(name) for name in gate_names()]
 LENGTHS, DEPTHS = (512, 1024, 2048), (0.0, 0.25, 0.5, 0.75, 1.0)

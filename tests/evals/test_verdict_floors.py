@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from made_records import made_cell
 
-from kvgate.evals.gates import Gate
-from kvgate.evals.leaderboard import build_leaderboard
-from kvgate.evals.records import CellRecord
-from kvgate.evals.verdict import decide
-from kvgate.evals.verdict_pairs import Pair
-from kvgate.evals.verdict_sequential import SequentialVerdict
-from kvgate.evals.verdict_strata import Stratum, judge
+from kvgate.evals.judge.gates import Gate
+from kvgate.evals.judge.pairs import Pair
+from kvgate.evals.judge.sequential import SequentialVerdict
+from kvgate.evals.judge.strata import Stratum, judge
+from kvgate.evals.judge.verdict import decide
+from kvgate.evals.leaderboard.board import build_leaderboard
+from kvgate.evals.log.records import CellRecord
 
 GATE = Gate("test", 0.1, 0.3, min_items=60, min_clusters=60, min_slice_clusters=20, slice_by=("length",))
 LENGTHS = (512, 1024, 2048)

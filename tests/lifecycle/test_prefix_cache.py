@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvgate.lifecycle.lab.prefix_replay import replay
+from kvgate.lifecycle.lab.workloads import Arrival, load_workload
 from kvgate.lifecycle.ledger import Ledger
 from kvgate.lifecycle.pool import OutOfPages, PagePool, State
 from kvgate.lifecycle.prefix.cache import Hold, PrefixCache
 from kvgate.lifecycle.prefix.catalog import CATALOG, make_policy
 from kvgate.lifecycle.prefix.keys import Hasher, Namespace, blake
 from kvgate.lifecycle.prefix.policies import Touch
-from kvgate.lifecycle.prefix.replay import replay
 from kvgate.lifecycle.prefix.value_density import ValueDensity
 from kvgate.lifecycle.states import Spec
-from kvgate.lifecycle.workloads import Arrival, load_workload
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
 A = Namespace("m1", "t1")

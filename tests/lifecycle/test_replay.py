@@ -11,18 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvgate.lifecycle import metrics_cli, replay_cli
-from kvgate.lifecycle.baseline import Baseline, BaselineConfig
+from kvgate.cli import metrics as metrics_cli
+from kvgate.cli import replay as replay_cli
 from kvgate.lifecycle.config import EstimatorConfig, ManagerConfig, load_config, parse_config
 from kvgate.lifecycle.estimator import LengthEstimator
-from kvgate.lifecycle.generate import WORKLOADS, generate
+from kvgate.lifecycle.lab.baseline import Baseline, BaselineConfig
+from kvgate.lifecycle.lab.generate import WORKLOADS, generate
+from kvgate.lifecycle.lab.report import summarise
+from kvgate.lifecycle.lab.simulator import Simulation
+from kvgate.lifecycle.lab.workloads import load_workload
 from kvgate.lifecycle.manager import Manager
 from kvgate.lifecycle.metrics import ManagerMetrics
 from kvgate.lifecycle.recovery import Way, decide
-from kvgate.lifecycle.report import summarise
-from kvgate.lifecycle.simulator import Simulation
 from kvgate.lifecycle.store import FlatStore
-from kvgate.lifecycle.workloads import load_workload
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 needs_shared = pytest.mark.skipif(not SHARED.exists(), reason="the shared workloads are not on this machine")

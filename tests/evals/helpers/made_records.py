@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kvgate.evals.records import CellRecord, TurnRecord
+from kvgate.evals.log.records import CellRecord, TurnRecord
 
 
 def made_cell(index: int, score: float, label: str = "full", **changes: Any) -> CellRecord:

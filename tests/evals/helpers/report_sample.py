@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kvgate.evals.finished import FinishedRun
-from kvgate.evals.records import CellRecord, TurnRecord
+from kvgate.evals.leaderboard.finished import FinishedRun
+from kvgate.evals.log.records import CellRecord, TurnRecord
 
 HOSTILE = " <script>alert(1)</script>\x1b[31m\u202e $x_1$ & \"'>\n</pre>"
 EVIL = "mine<img src=x onerror=alert(1)>$a_b$"

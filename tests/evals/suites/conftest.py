@@ -6,8 +6,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from kvgate.evals.chat import Tokens
-from kvgate.evals.sources import passages
+from kvgate.evals.data.corpus import passages
+from kvgate.evals.data.tokens import Tokens
 
 CHATML = (
     "{% for m in messages %}{% if loop.first and m.role != 'system' %}{{ '<|im_start|>system\nBe helpful<|im_end|>\n' "

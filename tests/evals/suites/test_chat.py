@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tokenizers import processors
 
-from kvgate.evals.chat import Tokens
+from kvgate.evals.data.tokens import Tokens
 
 LLAMA = (
     "{{ bos_token }}{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgate.evals.drift import drifts, loop_start, repetition
-from kvgate.evals.records import CellRecord, FidelityRecord, TurnRecord
+from kvgate.evals.leaderboard.drift import drifts, loop_start, repetition
+from kvgate.evals.log.records import CellRecord, FidelityRecord, TurnRecord
 
 IDS = st.lists(st.integers(0, 5), max_size=40)
 

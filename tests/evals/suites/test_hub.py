@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from kvgate.evals.chat import Tokens
-from kvgate.evals.hub import HubSuite, pinned
-from kvgate.evals.hub_longbench import HubLongBench
-from kvgate.evals.hub_longbench2 import HubLongBench2
-from kvgate.evals.hub_longmemeval import HubLongMemEval
-from kvgate.evals.hub_repobench import HubRepoBench
-from kvgate.evals.hub_ruler import HubRuler
-from kvgate.evals.hub_scbench import HubSCBench
-from kvgate.evals.items import Choice, Exact, Item, Overlap, Recall
-from kvgate.evals.scoring import score_answer
+from kvgate.evals.data.items import Choice, Exact, Item, Overlap, Recall
+from kvgate.evals.data.tokens import Tokens
+from kvgate.evals.scoring.scores import score_answer
 from kvgate.evals.suites.base import Order
 from kvgate.evals.suites.catalog import HUB, catalog
+from kvgate.evals.suites.hub.base import HubSuite, pinned
+from kvgate.evals.suites.hub.longbench import HubLongBench
+from kvgate.evals.suites.hub.longbench2 import HubLongBench2
+from kvgate.evals.suites.hub.longmemeval import HubLongMemEval
+from kvgate.evals.suites.hub.repobench import HubRepoBench
+from kvgate.evals.suites.hub.ruler import HubRuler
+from kvgate.evals.suites.hub.scbench import HubSCBench
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 20
 

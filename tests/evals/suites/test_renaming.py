@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvgate.evals.sources import library_files
-from kvgate.evals.suites.renaming import in_style, rename, styled
+from kvgate.evals.data.corpus import library_files
+from kvgate.evals.suites.code.renaming import in_style, rename, styled
 
 SOURCE = """
 import os as operating

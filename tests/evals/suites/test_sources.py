@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgate.evals.chat import Tokens
-from kvgate.evals.items import Ids
-from kvgate.evals.sources import lay, library_files, parse, passages, prose, python_files
+from kvgate.evals.data.corpus import lay, library_files, parse, passages, prose, python_files
+from kvgate.evals.data.items import Ids
+from kvgate.evals.data.tokens import Tokens
 
 PIECES = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=12).map(tuple), min_size=1, max_size=20)
 NEEDLES = st.lists(

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from kvgate.evals.chat import Tokens
-from kvgate.evals.items import Choice, Exact, Item, Recall
-from kvgate.evals.scoring import score_answer
+from kvgate.evals.data.items import Choice, Exact, Item, Recall
+from kvgate.evals.data.tokens import Tokens
+from kvgate.evals.scoring.scores import score_answer
 from kvgate.evals.suites.base import Order, Suite
 from kvgate.evals.suites.catalog import OWN, catalog, suite_class
 
@@ -261,8 +261,8 @@ def test_a_suite_from_outside_by_entry_point(outside: Path) -> None:
 
 SCRIPT = """
 from transformers import AutoTokenizer
-from kvgate.evals.chat import Tokens
-from kvgate.evals.items import digest
+from kvgate.evals.data.tokens import Tokens
+from kvgate.evals.data.items import digest
 from kvgate.evals.suites.base import Order
 from kvgate.evals.suites.catalog import OWN
 import sys

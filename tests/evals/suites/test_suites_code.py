@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from kvgate.evals.chat import Tokens
-from kvgate.evals.items import Choice
-from kvgate.evals.sources import library_root
+from kvgate.evals.data.corpus import library_root
+from kvgate.evals.data.items import Choice
+from kvgate.evals.data.tokens import Tokens
 from kvgate.evals.suites.base import Order
-from kvgate.evals.suites.code import Code
+from kvgate.evals.suites.code.suite import Code
 
 CODE = "\n\n".join(f"def step_{n}(value):\n    # number {n}\n    return value + {n}" for n in range(400))
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from kvgate.evals.chat import Tokens
-from kvgate.evals.config import SuiteChoice
-from kvgate.evals.gates import load_gate
-from kvgate.evals.items import Listing
-from kvgate.evals.plan_cli import slice_sizes
-from kvgate.evals.scoring import score_answer
+from kvgate.cli.plan import slice_sizes
+from kvgate.evals.data.items import Listing
+from kvgate.evals.data.tokens import Tokens
+from kvgate.evals.judge.gates import load_gate
+from kvgate.evals.plan.config import SuiteChoice
+from kvgate.evals.scoring.scores import score_answer
 from kvgate.evals.suites.base import Order
 from kvgate.evals.suites.catalog import suite_class
 

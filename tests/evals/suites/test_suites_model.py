@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from kvgate.evals.chat import Tokens
-from kvgate.evals.items import Choice, Ids, Item, Listing, Turn
-from kvgate.evals.scoring import score_answer, score_choice
+from kvgate.evals.data.items import Choice, Ids, Item, Listing, Turn
+from kvgate.evals.data.tokens import Tokens
+from kvgate.evals.scoring.scores import score_answer, score_choice
 from kvgate.evals.suites.base import Order
 from kvgate.evals.suites.catalog import suite_class
 

@@ -1,0 +1,97 @@
+"""Canary configs: what a rollout tool is told, for enabled policies only, and only inside what was tested."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvgate.evals.leaderboard.board import samples_hash
+from kvgate.evals.leaderboard.finished import FinishedRun
+from kvgate.evals.log.records import SCHEMA_VERSION
+from kvgate.evals.log.run_folder import write_text
+
+
+class NotEnabled(Exception):
+    """The verdict does not allow a canary; the message says why."""
+
+
+def canary_config(run: FinishedRun, label: str, protocol: str | None = None, gate: str | None = None) -> dict[str, Any]:
+    """The canary of one row. Raises NotEnabled with the verdict's reasons, ValueError for an unknown row.
+
+    The verdict is made again from the samples; a leaderboard file that says otherwise changes nothing.
+    """
+    board = run.leaderboard(gate)
+    rows = [row for row in board["rows"] if row["label"] == label and protocol in (None, row["protocol"])]
+    if not rows:
+        known = ", ".join(sorted({row["label"] for row in board["rows"]}))
+        raise ValueError(f"policy {label!r}: not in this run; it has {known}")
+    refused = [row for row in rows if row["status"] != "enable"]
+    if refused:
+        raise NotEnabled("; ".join(f"{_title(row)} is {row['status']}: {_why(row)}" for row in refused))
+    return _config(run, board, rows)
+
+
+def write_canary(
+    run: FinishedRun, label: str, folder: Path, protocol: str | None = None, gate: str | None = None
+) -> Path:
+    """Write the canary of one row as YAML and return its path."""
+    config = canary_config(run, label, protocol, gate)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{''.join(c if c.isalnum() or c in '._-' else '-' for c in label)}.yaml"
+    write_text(path, yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+    return path
+
+
+def _config(run: FinishedRun, board: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    gate, model, first = board["gate"], run.manifest["provenance"]["model"], rows[0]
+    shadow = gate["shadow_only"]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "kvgate-canary",
+        "policy": {
+            "name": first["policy"],
+            "params": first["params"],
+            "budget": {"ratio": first["ratio"]} if first["ratio"] is not None else {"tokens": int(first["budget"])},
+        },
+        "mode": "shadow" if shadow else "canary",
+        "traffic_fraction": 0.0 if shadow else gate["canary_fraction"],
+        "scope": {
+            "model": {key: model[key] for key in ("name", "revision", "weights_hash", "dtype")},
+            "protocols": [row["protocol"] for row in rows],
+            "longest_tokens": min(row["scope"]["longest_tokens"] for row in rows),
+            "suites": sorted({suite for row in rows for suite in row["scope"]["suites"]}),
+            "excluded": sorted({name for row in rows for name in row["scope"]["excluded"]}),
+            "outside": "exact",
+        },
+        # An analysis without data, or with NaN, pauses: it never counts as success.
+        "analysis": {
+            "compare_with": "full",
+            "metric": "task score of paired requests, in [0, 1]",
+            "margin": gate["m_suite"],
+            "alpha": gate["alpha"],
+            "minimum_pairs": gate["min_items"],
+            "on_loss": "roll_back",
+            "on_missing_data": "pause",
+            "on_nan": "pause",
+        },
+        "evidence": {
+            "run": board["name"],
+            "gate": gate["name"],
+            "config_hash": board["config_hash"],
+            "samples_hash": samples_hash(run.records),
+            "git": run.manifest["provenance"]["git"],
+            "code_hash": run.manifest["provenance"]["code_hash"],
+            "reasons": [reason for row in rows for reason in row["reasons"]],
+        },
+    }
+
+
+def _title(row: Mapping[str, Any]) -> str:
+    return f"{row['label']} ({row['protocol']})"
+
+
+def _why(row: Mapping[str, Any]) -> str:
+    return " ".join(row["reasons"]) or "no reason recorded"

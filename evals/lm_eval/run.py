@@ -1,0 +1,184 @@
+"""``kvgate lm-eval``: tasks of lm-eval, run exact and under every policy, judged like any other run.
+
+A task is a suite, a document an item, and its score the task's own metric on that document. lm-eval's evaluation runs
+once for each column, over the same answers; documents are paired by lm-eval's own hashes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvgate.engine.models import load_model
+from kvgate.evals.data.items import digest
+from kvgate.evals.judge.gates import load_gate
+from kvgate.evals.leaderboard.finished import load_run
+from kvgate.evals.lm_eval.bench import Bench, Settings
+from kvgate.evals.lm_eval.items import MADE_BY
+from kvgate.evals.lm_eval.model import KvgateLM
+from kvgate.evals.lm_eval.records import Scored, records_of
+from kvgate.evals.log.records import SCHEMA_VERSION
+from kvgate.evals.log.run_folder import CHECKS, LEADERBOARD, MANIFEST, SAMPLES, read_json, write_json, write_text
+from kvgate.evals.plan.cells import columns
+from kvgate.evals.plan.config import RunConfig, SuiteChoice
+from kvgate.evals.run.provenance import provenance
+from kvgate.evals.run.self_checks import run_checks
+
+
+@dataclass(frozen=True)
+class LmEvalOptions:
+    """How lm-eval is asked.
+
+    Attributes:
+        include_path: folder with task YAML files of one's own. ``limit``: first documents of each task; None for all.
+        fewshot: examples in the prompt; None is the task's own number. ``chat``: apply the model's chat template.
+        metric: ``NAME`` or ``NAME,FILTER``, as in lm-eval's tables; None is each task's first that is best when high.
+    """
+
+    include_path: Path | None = None
+    limit: int | None = None
+    fewshot: int | None = None
+    chat: bool = False
+    metric: str | None = None
+
+
+def run_lm_eval(
+    config: RunConfig, options: LmEvalOptions, out: Path, report: Callable[[int], None] = lambda cells: None
+) -> dict[str, Any]:
+    """Run ``config.suites``, which name lm-eval's tasks, and write a results folder. Returns the leaderboard."""
+    gate, found = load_gate(config.gate), columns(config)
+    tasks = load_tasks([choice.name for choice in config.suites], options)
+    metrics = {name: metric_of(name, task, options.metric) for name, task in tasks.items()}
+    loaded = load_model(config.model, dtype=config.dtype, revision=config.revision)
+    plan = asdict(replace(config, suites=tuple(_suite(name, metrics[name], options) for name in tasks)))
+    configs = {name: json.dumps(task.dump_config(), default=lambda value: type(value).__name__, sort_keys=True)
+               for name, task in tasks.items()}  # fmt: skip
+    config_hash = digest([plan, configs, loaded.info.weights_hash, loaded.info.device])
+    _claim(out, config_hash)
+    bench = Bench(
+        loaded, found, Settings(config.page_size, config.prefill_chunk, config.batch_rows), config_hash, report
+    )
+    scored = {column.label: _evaluate(bench, column.label, tasks, metrics, options) for column in found}
+    records = records_of(bench, scored, gate.min_slice_clusters)
+    raw = [record for answers in bench.records.values() for record in answers.values()]
+    checks = run_checks(bench.runner(bench.units), bench.units, raw)
+    manifest = {
+        "schema_version": SCHEMA_VERSION,
+        "plan": plan,
+        "config_hash": config_hash,
+        "items": len(records) // len(found),
+        "provenance": provenance(loaded.info),
+    }
+    write_json(out / MANIFEST, manifest)
+    write_text(out / SAMPLES, "".join(record.to_json() + "\n" for record in records))
+    write_json(out / CHECKS, checks)
+    board = load_run(out).leaderboard()
+    write_json(out / LEADERBOARD, board)
+    return board
+
+
+def load_tasks(names: list[str], options: LmEvalOptions) -> dict[str, Any]:
+    """lm-eval's task objects by name, groups taken apart. ValueError for an unknown task or data that is not there."""
+    from lm_eval.tasks import TaskManager
+
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    include = str(options.include_path) if options.include_path else None
+    if options.include_path and not options.include_path.is_dir():
+        raise ValueError(f"--include-path {options.include_path}: no such folder")
+    manager = TaskManager(include_path=include, include_defaults=False) if include else None
+    if manager is None or not set(names) <= set(manager.all_tasks):
+        manager = TaskManager(include_path=include)  # lm-eval's own tasks: thousands of files
+    unknown = [name for name in names if name not in manager.all_tasks]
+    if unknown:
+        raise ValueError(
+            f"task {unknown[0]!r}: lm-eval knows no such task; --include-path names a folder with your own"
+        )
+    try:
+        loaded: dict[str, Any] = manager.load(names)["tasks"]
+    except Exception as error:  # data sets and task code fail in every way there is
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"tasks {', '.join(names)}: cannot be loaded: {reason}") from error
+    for task in loaded.values():
+        if options.fewshot is not None:
+            task.set_config(key="num_fewshot", value=options.fewshot)
+        elif task.get_config("num_fewshot") is None:
+            task.set_config(key="num_fewshot", value=0)
+    return loaded
+
+
+def metric_of(name: str, task: Any, asked: str | None) -> str:
+    """The metric that scores a document. ValueError if the task has none that is better when higher."""
+    known: Mapping[str, bool] = task.higher_is_better()
+    rising = [metric for metric, higher in known.items() if higher]
+    wanted = (asked or "").partition(",")[0] or (rising[0] if rising else "")
+    if wanted not in rising:
+        raise ValueError(
+            f"task {name}: metric {wanted or 'none'!r} cannot be judged: a score in [0, 1] that is best when high is "
+            f"needed; it has {', '.join(rising) or 'none'} (of {', '.join(known) or 'none'})"
+        )
+    return wanted
+
+
+def _evaluate(
+    bench: Bench, label: str, tasks: Mapping[str, Any], metrics: Mapping[str, str], options: LmEvalOptions
+) -> dict[str, list[Scored]]:
+    """One column's scores, task by task."""
+    from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
+    from lm_eval.evaluator import evaluate
+
+    random.seed(DEFAULT_RANDOM_SEED)
+    np.random.seed(DEFAULT_OTHER_SEED)  # the generator that lm-eval's tasks draw from
+    for task in tasks.values():
+        task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
+    lm = KvgateLM.on(bench, label)
+    results = evaluate(
+        lm,
+        {"tasks": dict(tasks), "groups": {}},
+        limit=options.limit,
+        bootstrap_iters=0,
+        apply_chat_template=options.chat,
+        fewshot_as_multiturn=options.chat,
+    )
+    asked_filter = (options.metric or "").partition(",")[2] or None
+    return {
+        name: [
+            Scored.of(name, sample, metrics[name], lm.asked) for sample in _filtered(name, samples, asked_filter)
+        ]
+        for name, samples in results["samples"].items()
+    }  # fmt: skip
+
+
+def _filtered(name: str, samples: list[dict[str, Any]], asked: str | None) -> list[dict[str, Any]]:
+    """Samples under one of the task's filters: the first, or the one asked for."""
+    filters = list(dict.fromkeys(sample["filter"] for sample in samples))
+    wanted = asked or (filters[0] if filters else None)
+    if wanted not in filters:
+        raise ValueError(f"task {name}: no filter {wanted!r}; it has {', '.join(filters) or 'no documents'}")
+    return sorted((sample for sample in samples if sample["filter"] == wanted), key=lambda sample: sample["doc_id"])
+
+
+def _suite(name: str, metric: str, options: LmEvalOptions) -> SuiteChoice:
+    own = {"metric": metric, "limit": options.limit, "fewshot": options.fewshot, "chat": options.chat}
+    own |= {MADE_BY: version("lm_eval"), "metric_asked": options.metric}
+    return SuiteChoice(name, options=own)
+
+
+def _claim(out: Path, config_hash: str) -> None:
+    """ValueError if the folder holds anything but an earlier run of the same."""
+    if (out / MANIFEST).exists():
+        if read_json(out / MANIFEST).get("config_hash") != config_hash:
+            raise ValueError(f"results folder {out}: holds another run; choose another folder with --out")
+    elif out.exists() and any(out.iterdir()):
+        raise ValueError(f"results folder {out}: is not empty and holds no run; choose another with --out")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"results folder {out}: {error.strerror}; choose a writable one with --out") from error
