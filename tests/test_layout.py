@@ -48,8 +48,8 @@ def test_nothing_else_lives_in_the_package_folder() -> None:
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_rooms_import_as_kvgate_rooms_and_come_from_here(room: str) -> None:
-    path = next(path for path in sources(room) if path.parent == ROOT / room)
-    module = importlib.import_module(f"kvgate.{room}.{path.stem}")
+    path = sources(room)[0]
+    module = importlib.import_module(".".join(("kvgate", *path.relative_to(ROOT).with_suffix("").parts)))
     assert module.__file__ is not None
     assert Path(module.__file__).resolve() == path
     assert kvgate.__file__ is not None
