@@ -25,7 +25,6 @@ def add_parser(subparsers: Any) -> None:
     """Add ``lm-eval`` to an argparse subparsers object."""
     parser = subparsers.add_parser(
         "lm-eval",
-        help="run lm-eval tasks exact and under policies",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -21,7 +21,7 @@ from kvgate.lifecycle.store import FlatStore
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """Register the command."""
-    parser = subparsers.add_parser("metrics", help="serve the lifecycle manager's Prometheus metrics")
+    parser = subparsers.add_parser("metrics")
     parser.add_argument("--workload", choices=tuple(WORKLOADS), default="small_mixed", help="what drives the manager")
     parser.add_argument("--config", type=Path, default=None, help="manager settings (YAML)")
     parser.add_argument("--blocks", type=int, default=400, help="blocks of the pool")

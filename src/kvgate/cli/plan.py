@@ -19,7 +19,6 @@ def add_parser(subparsers: Any) -> None:
     """Add ``plan`` to an argparse subparsers object."""
     parser = subparsers.add_parser(
         "plan",
-        help="what a plan would run; with --power, the items its gate needs",
         description="Shows a plan without loading its model. With --power, simulates a policy without any true loss "
         "and says how many items a suite needs so that it passes the plan's gate.",
     )

@@ -16,7 +16,6 @@ def add_parser(subparsers: Any) -> None:
     """Add ``power`` to an argparse subparsers object; the parsed arguments carry ``run``, which is :func:`main`."""
     parser = subparsers.add_parser(
         "power",
-        help="how many items a gate needs",
         description="Simulates a policy without any true loss and says how many items a suite needs so that it passes.",
     )
     add_options(parser)

@@ -23,7 +23,6 @@ def add_parser(subparsers: Any) -> None:
     """Add ``prove`` to an argparse subparsers object; the parsed arguments carry ``run``, which is :func:`main`."""
     parser = subparsers.add_parser(
         "prove",
-        help="simulate policies with a known loss and report how often the gate errs",
         description="Simulates policies whose true loss is known (at the margin, above it, zero), looks after every "
         "batch, and reports false enables, false blocks, power and mean items. Writes prove.json and prove.png. "
         "Exit 0 when every requirement is met, 1 otherwise, 2 for bad input.",

@@ -27,7 +27,7 @@ DEFAULT_CONFIG = Path(__file__).resolve().parent.parent / "configs" / "lifecycle
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """Register the command."""
-    parser = subparsers.add_parser("replay", help="replay a workload without a model and print its figures")
+    parser = subparsers.add_parser("replay")
     names = ", ".join(WORKLOADS)
     parser.add_argument("workload", help=f"workload JSONL, Mooncake JSONL, Azure CSV, or one of: {names}")
     choices = (MANAGED, *POLICIES, *_PREFIX)

@@ -11,7 +11,6 @@ def add_parser(subparsers: Any) -> None:
     """Add ``report`` to an argparse subparsers object; the parsed arguments carry ``run``, which is :func:`main`."""
     parser = subparsers.add_parser(
         "report",
-        help="write a finished run's report: one HTML page, figures as PNG and SVG",
         description="Writes index.html (self-contained: no network, no script), figures/*.png and *.svg, and "
         "examples.json. Verdicts are made again from the samples.",
     )

@@ -21,7 +21,6 @@ def add_parser(subparsers: Any) -> None:
     """Add ``rerun`` to an argparse subparsers object."""
     parser = subparsers.add_parser(
         "rerun",
-        help="make a leaderboard row again and compare",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

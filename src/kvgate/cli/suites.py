@@ -14,7 +14,7 @@ WIDEST = 100  # longer lines of prose are hard to follow
 
 def add_parser(subparsers: Any) -> None:
     """Add ``suites`` to an argparse subparsers object."""
-    parser = subparsers.add_parser("suites", help="list the suites", description="List the suites that can be named.")
+    parser = subparsers.add_parser("suites", description="List the suites that can be named.")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=main)
 
