@@ -9,9 +9,6 @@ from typing import Any, Protocol
 
 from kvgate.evals.log.records import CellRecord
 
-# Parameters that say how much is kept rather than which policy it is: rows that differ only in these are one family.
-BUDGET_PARAMS = frozenset({"budget", "ratio", "window", "recent", "heavy"})
-
 
 @dataclass(frozen=True)
 class Pair:
@@ -49,9 +46,11 @@ class Row:
 
 
 def family_of(cell: CellRecord) -> str:
-    """The policy, its protocol and every parameter that is no budget."""
-    own = {key: value for key, value in sorted(cell.params.items()) if key not in BUDGET_PARAMS}
-    text = ", ".join(f"{key}={value}" for key, value in own.items())
+    """The policy, its protocol and the parameters that the plan gives beside the budget.
+
+    What a policy makes of its budget (``params``) is not looked at: no name tells a budget from a parameter.
+    """
+    text = ", ".join(f"{key}={value}" for key, value in sorted((cell.settings or {}).items()))
     return f"{cell.policy}({text}) {cell.protocol}"
 
 

@@ -62,6 +62,9 @@ def _mixtures(row: Row) -> list[str]:
     families = sorted({family_of(cell) for cell in row.cells})
     if len(families) > 1:
         found.append(f"the label stands for {len(families)} different policies: {families[0]} and {families[1]}")
+    ratios = {cell.ratio for cell in row.cells}
+    if len(ratios) > 1:
+        found.append(f"the label stands for {len(ratios)} different ratios")
     if len({cell.budget for cell in row.cells}) > 1 and any(cell.ratio is None for cell in row.cells):
         found.append(f"the label stands for {len({cell.budget for cell in row.cells})} different budgets")
     return found

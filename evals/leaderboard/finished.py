@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -47,13 +47,21 @@ def load_run(path: Path) -> FinishedRun:
     for name, found in ((MANIFEST, manifest), (CHECKS, checks)):
         if not isinstance(found, dict) or found.get("schema_version") != SCHEMA_VERSION:
             raise ValueError(f"{path / name}: not written by this version of kvgate (schema {SCHEMA_VERSION})")
-    records = tuple(read_samples(path / SAMPLES))
+    records = tuple(_with_settings(read_samples(path / SAMPLES), manifest))
     foreign = [record for record in records if record.config_hash != manifest["config_hash"]]
     if foreign or not records:
         raise ValueError(f"{path / SAMPLES}: {len(foreign)} of {len(records)} samples do not belong to this run")
     stop = read_json(path / STOP) if manifest["plan"].get("until_decided") else None
     _require_whole(records, None if stop else manifest["items"], path / SAMPLES)
     return FinishedRun(path, manifest, records, checks, stop)
+
+
+def _with_settings(records: Sequence[CellRecord], manifest: Mapping[str, Any]) -> list[CellRecord]:
+    """Records of before the plan's parameters were kept in them take these from the plan."""
+    if all(record.settings is not None for record in records):
+        return list(records)
+    given = {column.label: column.params for column in columns(recorded_plan(manifest))}
+    return [replace(record, settings=given.get(record.label, {})) for record in records]
 
 
 def _require_whole(records: Sequence[CellRecord], items: int | None, path: Path) -> None:

@@ -69,7 +69,8 @@ class CellRecord:
     Attributes:
         cell_id: content hash of the item and every parameter below that could change the outcome.
         policy: catalog name; ``full`` is the exact run. ``params`` are the policy's own parameters, ``label`` how
-            tables name the cell (policy, mode and requested budget).
+            tables name the cell (policy, mode and requested budget). ``settings``: the parameters that the plan gives
+            beside the budget; with the policy's name they tell its family. None in records of before they were kept.
         budget: tokens per (layer, kv head); None for the exact run. ``ratio`` is what it was resolved from, if any.
         length, depth, task: the slice. ``cluster``: items sharing it count as one observation.
         score: mean over the scored turns, in [0, 1].
@@ -115,6 +116,7 @@ class CellRecord:
     output_tokens: int
     nan: bool
     facts_kept: tuple[tuple[int, ...], ...] | None = None
+    settings: Mapping[str, Any] | None = None
     schema_version: int = SCHEMA_VERSION
 
     @property

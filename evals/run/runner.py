@@ -245,6 +245,7 @@ class Runner:
             output_tokens=sum(len(turn.tokens) for turn in entry.turns),
             nan=entry.nan,
             facts_kept=entry.facts_kept,
+            settings=dict(cell.column.params),
         )
 
 

@@ -170,8 +170,8 @@ def test_budgets_go_from_large_to_small() -> None:
 
 def test_modes_of_a_policy_are_families_of_their_own() -> None:
     exact = [cell(index, 1.0) for index in range(120)]
-    first = [cell(i, 0.0, "a@256", params={"window": 256, "positions": "original"}) for i in range(120)]
-    second = [cell(i, 1.0, "b@128", budget=128, params={"window": 128, "positions": "rebased"}) for i in range(120)]
+    first = [cell(i, 0.0, "a@256", settings={"positions": "original"}) for i in range(120)]
+    second = [cell(i, 1.0, "b@128", budget=128, settings={"positions": "rebased"}) for i in range(120)]
     assert [row.status for row in decide(exact + first + second, GATE, repeat_identical=True)] == ["block", "enable"]
 
 
