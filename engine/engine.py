@@ -19,7 +19,7 @@ from kvgate.engine.mass import clear_mass, fit_mass, move_mass
 from kvgate.engine.models import LoadedModel, forward_argument
 from kvgate.engine.refusals import refuse_policy
 from kvgate.engine.sequence import Sequence
-from kvgate.engine.steps import StepBuilder
+from kvgate.engine.steps import StepBuilder, places
 from kvgate.engine.store import PageStore
 from kvgate.kernels.types import Backend
 from kvgate.lifecycle.pool import OutOfPages, PageError, PagePool
@@ -120,11 +120,19 @@ class Engine:
     # -- steps ----------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def extend(self, rows: Several[Sequence], tokens: Several[Several[int]], *, every: bool = False) -> Tensor:
+    def extend(
+        self,
+        rows: Several[Sequence],
+        tokens: Several[Several[int]],
+        *,
+        every: bool = False,
+        failures: dict[int, Exception] | None = None,
+    ) -> Tensor:
         """Feed new tokens to each row in one forward pass, then let each row's policy evict.
 
         Returns fp32 logits ``[R, V]`` after each row's last token, or with ``every`` ``[T, V]`` after every token.
-        If the forward pass fails, the rows are what they were before.
+        If the forward pass fails, the rows are what they were before. A policy that fails raises; where ``failures``
+        is given, it is noted there by the row's index instead, and the other rows go on.
         """
         for row in rows:
             self._require_held(row)
@@ -146,9 +154,31 @@ class Engine:
             self._take_back(ordered, placed.slots)
             raise
         gather_evidence(ordered, sizes, step, [self._slots(row) for row in ordered])
-        for row in ordered:
-            self.settle(row)
-        return logits[self._places(order, sizes) if every else torch.tensor(np.argsort(order))]
+        for index in order:
+            try:
+                self.settle(rows[index])
+            except Exception as error:
+                if failures is None:
+                    raise
+                failures[index] = error
+        return logits[places(order, sizes) if every else torch.tensor(np.argsort(order))]
+
+    def switch(self, row: Sequence, policy: Policy | None) -> None:
+        """From now on ``row`` lives under ``policy``, or stays exact (None) and collects no more evidence.
+
+        ValueError as for :meth:`fork`. What the policy drops is freed at once, and what it keeps is gathered.
+        """
+        self._require_held(row)
+        if policy is not None:
+            refuse_policy(policy, row, self.info)
+        row.policy, row.state = policy, None
+        row.collect = policy.needs if policy else frozenset()
+        row.mass = row.mass if row.needs("mass") else None
+        row.queries = row.queries if row.needs("queries") else None
+        evicted = row.evicted
+        self.settle(row)
+        if policy is not None and row.evicted > evicted:
+            self.compact(row)
 
     def settle(self, row: Sequence) -> None:
         """Free what the model itself no longer attends, then what the row's policy drops."""
@@ -264,10 +294,3 @@ class Engine:
                 raise ValueError(
                     f"sequence of {row.length + count} tokens: the model has {self.info.max_positions} positions"
                 )
-
-    @staticmethod
-    def _places(order: list[int], sizes: list[int]) -> Tensor:
-        """Where the tokens of the caller's rows stand in the ordered step."""
-        starts = np.concatenate([[0], np.cumsum(sizes)])
-        at = np.argsort(order)
-        return torch.from_numpy(np.concatenate([np.arange(starts[i], starts[i + 1]) for i in at]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from kvgate.compressors.policy import Need
 from kvgate.engine.engine import Engine
 from kvgate.engine.sequence import Sequence
 from kvgate.lifecycle.ledger import Ledger
@@ -11,16 +12,19 @@ from kvgate.lifecycle.prefix.cache import Hold, PrefixCache, Tokens
 from kvgate.lifecycle.words import full_word
 
 
-def start(engine: Engine, ledger: Ledger, hold: Hold) -> Sequence:
-    """A sequence that begins with the blocks of ``hold``: the tables get references of their own."""
+def start(engine: Engine, ledger: Ledger, hold: Hold, needs: frozenset[Need] = frozenset()) -> Sequence:
+    """A sequence that begins with the blocks of ``hold``: the tables get references of their own.
+
+    ``needs``: evidence to collect from here on; what the cached tokens showed is not known.
+    """
     if hold.blocks == 0:
-        return Sequence(engine.tables.create())
+        return engine.begin(needs=needs)
     geometry = engine.tables.geometry
     pages = hold.pages()
     ledger.share(pages)
     shaped = pages.reshape(hold.blocks, geometry.layers, geometry.kv_heads).transpose(1, 2, 0)
     live = np.full(shaped.shape, full_word(geometry.page_size), np.uint32)
-    return Sequence(engine.tables.adopt(np.ascontiguousarray(shaped), live), length=hold.tokens)
+    return Sequence(engine.tables.adopt(np.ascontiguousarray(shaped), live), length=hold.tokens, collect=needs)
 
 
 def remember(engine: Engine, cache: PrefixCache, hold: Hold, row: Sequence, prompt: Tokens) -> int:

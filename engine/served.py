@@ -7,7 +7,22 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from kvgate.compressors.policy import Need, Policy
+from kvgate.engine.sink import Greedy, Sink
 from kvgate.lifecycle.states import Spec, State
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A second row that runs beside a request from the end of its prompt and is compared with it.
+
+    Attributes:
+        policy: the second row's; None for an exact row beside one under a policy.
+        answer: whether it also writes an answer of its own, from the first token that it would have chosen otherwise.
+    """
+
+    policy: Policy | None
+    answer: bool = False
 
 
 @dataclass
@@ -19,6 +34,9 @@ class Served:
         tokens: generated so far, the stop id excluded. fed: all sampled ids, the stop id included.
         state: where it is or how it ended.
         hit: prompt tokens that came from the prefix cache instead of being computed, over all its starts.
+        sink: chooses its tokens. policy: what its row lives under once all of the prompt but the last token is in, as
+            in the protocol whole_prompt; None for exact. beside: a row to compare it with.
+        switched: the policy has taken over. error: why it failed.
     """
 
     spec: Spec
@@ -29,6 +47,22 @@ class Served:
     fed: list[int] = field(default_factory=list)
     state: State = State.QUEUED
     hit: int = 0
+    sink: Sink = field(default_factory=Greedy)
+    policy: Policy | None = None
+    beside: Beside | None = None
+    switched: bool = False
+    error: Exception | None = None
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Evidence to collect while its prompt is computed."""
+        policies = (self.policy, self.beside.policy if self.beside else None)
+        return frozenset[Need]().union(*(policy.needs for policy in policies if policy is not None))
+
+    @property
+    def from_scratch(self) -> bool:
+        """Whether every prompt token has to be computed: evidence or logits of cached ones are not known."""
+        return bool(self.needs & {"mass", "queries"}) or self.sink.reads_prompt
 
     def known(self) -> NDArray[np.int64]:
         """Token ids known so far: prompt and sampled."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Several
 
-import numpy as np
+from torch import Tensor
 
 from kvgate.compressors.policy import Policy
 from kvgate.engine.engine import Engine
+from kvgate.engine.feeding import Feeder, Work
 from kvgate.engine.sequence import Sequence
-from kvgate.engine.served import Served
+from kvgate.engine.served import Beside, Served
 from kvgate.engine.serving_store import EngineStore
+from kvgate.engine.shadows import Compared, Shadows
+from kvgate.engine.sink import Greedy, Sink
 from kvgate.lifecycle.admission import Decision, Offer, Outcome
 from kvgate.lifecycle.config import ManagerConfig
 from kvgate.lifecycle.manager import Manager
@@ -44,6 +47,7 @@ class Server:
         area: host swap area; None switches swapping off.
         offers: gated policies for tenants that accept them, with the policy each stands for.
         observer: metrics.
+        compared: told what each shadow showed, by the request's id.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class Server:
         area: HostArea | None = None,
         offers: Iterable[tuple[Offer, Policy]] = (),
         observer: Observer | None = None,
+        compared: Callable[[str, Compared], None] = lambda id, compared: None,
     ) -> None:
         if config.page_size != engine.tables.geometry.page_size:
             size = engine.tables.geometry.page_size
@@ -74,10 +79,25 @@ class Server:
         self.store = EngineStore(engine, self._live.__getitem__, clock, retention, area)
         ends = _Ends(self.requests)
         seen = ends if observer is None else Both(ends, observer)
+        self.shadows = Shadows(self.store, compared)
+        self.feeder = Feeder(self.store, self.shadows, self._switched)
         self.manager = Manager(config, self.store, clock, [o for o, _ in gated], seen)
 
-    def submit(self, spec: Spec, prompt: Several[int], stops: Iterable[int] = (), adapter: str = "") -> Decision:
-        """Queue a request. ``spec.prompt_len`` has to be the prompt's length. A rejected one leaves nothing behind."""
+    def submit(
+        self,
+        spec: Spec,
+        prompt: Several[int],
+        stops: Iterable[int] = (),
+        adapter: str = "",
+        *,
+        sink: Sink | None = None,
+        policy: Policy | None = None,
+        beside: Beside | None = None,
+    ) -> Decision:
+        """Queue a request. ``spec.prompt_len`` has to be the prompt's length. A rejected one leaves nothing behind.
+
+        ``sink`` chooses its tokens (greedy without one); ``policy`` and ``beside``: see :class:`Served`.
+        """
         if spec.prompt_len != len(prompt):
             raise ValueError(f"request {spec.id}: prompt_len is {spec.prompt_len}, the prompt has {len(prompt)} tokens")
         longest = spec.prompt_len + spec.max_tokens
@@ -87,6 +107,7 @@ class Server:
         decision = self.manager.submit(spec)
         if decision.outcome is not Outcome.REJECT:
             served = Served(spec, tuple(prompt), frozenset(stops), adapter)
+            served.sink, served.policy, served.beside = sink or Greedy(), policy, beside
             self.requests[spec.id] = served
             self._live[self.manager.requests.index[spec.id]] = served
         return decision
@@ -106,31 +127,38 @@ class Server:
         return ended
 
     def step(self) -> Plan:
-        """One round: plan, compute, commit. An exception in the model fails the rows of the round, nobody else."""
+        """One round: plan, compute, commit. A row that fails ends alone; if all fail, the first error is raised."""
+        self.shadows.fit(len(self.manager.running) + len(self.manager.line))
         plan = self.manager.plan()
         self._note()
-        if len(plan.slots) == 0:
-            self.manager.commit(plan)
-            return plan
-        slots = plan.slots.tolist()
-        rows = [self._row(slot) for slot in slots]
-        tokens = [self._chunk(slot, count) for slot, count in zip(slots, plan.tokens.tolist(), strict=True)]
-        try:
-            logits = self.engine.extend(rows, tokens)
-        except Exception:
-            self._fail(plan)
-            raise
-        finished = self._sample(plan, logits.argmax(-1).tolist())
-        self.store.settle(slots, self.manager.requests.account[plan.slots].tolist())
-        self._remember(plan)
+        for victim in plan.preempted:
+            self.shadows.ended(victim.id, "preempted")
+        self.shadows.fit(0)
+        work = [
+            Work(slot, self._live[slot], self._row(slot), self._chunk(slot, count))
+            for slot, count in zip(plan.slots.tolist(), plan.tokens.tolist(), strict=True)
+        ]
+        found = self.feeder.feed(work)
+        broken = [error for error in found if isinstance(error, Exception)]
+        finished = self._sample(plan, found)
+        alive = [slot for slot in plan.slots.tolist() if slot in self._live and slot in self.store.rows]
+        self.store.settle(alive, self.manager.requests.account[alive].tolist())
+        self._remember(plan, finished)
         self.manager.commit(plan, finished)
         self._note()
+        if broken and len(broken) == len(work):
+            raise broken[0]
         return plan
+
+    @property
+    def busy(self) -> bool:
+        """Whether another step has something to do."""
+        return len(self.manager.requests) > 0 or self.shadows.writing
 
     def run(self, most_rounds: int = 100_000) -> None:
         """Until every request has ended."""
         for _ in range(most_rounds):
-            if not len(self.manager.requests):
+            if not self.busy:
                 return
             self.step()
         raise RuntimeError(f"{len(self.manager.requests)} requests are left after {most_rounds} rounds")
@@ -148,6 +176,13 @@ class Server:
         first = int(self.manager.requests.computed[slot])
         return [int(t) for t in served.known()[first : first + count]]
 
+    def _switched(self, slot: int) -> None:
+        """A row is under its policy now: what it holds or what fills its budget is enough, plus one block."""
+        policy = self.store.rows[slot].policy
+        assert policy is not None, "no policy took over"
+        most = max(self.store.blocks_held(slot), self.manager.blocks_for(policy.budget))
+        self.manager.requests.cap[slot] = most + 1
+
     def _degrade(self, slot: int, row: Sequence) -> None:
         """The prompt is in: from now on the row lives under the smallest gated policy that covers it."""
         spec = self._live[slot].spec
@@ -155,36 +190,52 @@ class Server:
         row.policy = self._policies[min(o.budget for o in covering)]
         self.engine.settle(row)
 
-    def _sample(self, plan: Plan, chosen: list[int]) -> list[int]:
+    def _sample(self, plan: Plan, found: list[Tensor | Exception]) -> list[int]:
+        """Choose the next token of each row that yields one; ends the rows that failed. Returns the finished slots."""
         finished = []
-        for slot, token, samples in zip(plan.slots.tolist(), chosen, plan.samples.tolist(), strict=True):
-            if not samples:
-                continue
+        for slot, logits, samples in zip(plan.slots.tolist(), found, plan.samples.tolist(), strict=True):
             served = self._live[slot]
-            served.fed.append(token)
-            if token in served.stops:
-                finished.append(slot)
-            else:
-                served.tokens.append(token)
+            try:
+                if isinstance(logits, Exception):
+                    raise logits
+                if samples and self._take(served, logits):
+                    finished.append(slot)
+            except Exception as error:
+                served.error = error
+                self.manager.end(served.spec.id, State.FAILED)
+                self._note()
         return finished
 
-    def _remember(self, plan: Plan) -> None:
+    def _take(self, served: Served, logits: Tensor) -> bool:
+        """Choose a token and hand it out; True where it was the last one."""
+        if bool(logits.isnan().any()):
+            raise ArithmeticError("the model's logits are not numbers")
+        token = served.sink.choose(logits, served.fed)
+        self.feeder.compare(served, logits, token)
+        served.fed.append(token)
+        if token in served.stops:
+            return True
+        served.tokens.append(token)
+        return served.sink.take(token, logits)
+
+    def _remember(self, plan: Plan, finished: list[int]) -> None:
+        """Computed prompts enter the prefix cache, and what finished rows have computed of their answers."""
         requests = self.manager.requests
         for slot, count in zip(plan.slots.tolist(), plan.tokens.tolist(), strict=True):
+            if slot not in self._live:
+                continue
             prompt = int(requests.prompt[slot])
-            if requests.computed[slot] < prompt <= requests.computed[slot] + count:
-                self.store.remember(slot, np.array(self._live[slot].prompt, np.int64))
-
-    def _fail(self, plan: Plan) -> None:
-        for slot in plan.slots.tolist():
-            self.manager.end(self._live[slot].spec.id, State.FAILED)
-        self.manager.commit(plan)
-        self._note()
+            last = slot in finished or requests.generated[slot] + 1 >= requests.bound[slot]
+            if last or requests.computed[slot] < prompt <= requests.computed[slot] + count:
+                known = self._live[slot].known()
+                self.store.remember(slot, known[: self.store.rows[slot].length] if last else known[:prompt])
 
     def _note(self) -> None:
         """Copy the states of live requests out of the manager."""
         for slot, served in list(self._live.items()):
             if served.state.ended:
                 del self._live[slot]
+                whole = served.state is State.FINISHED
+                self.shadows.ended(served.spec.id, None if whole else f"the request {served.state.name.lower()}")
             else:
                 served.state = State(self.manager.requests.state[slot])

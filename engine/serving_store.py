@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from kvgate.compressors.policy import Policy
 from kvgate.engine import prefix, swap
 from kvgate.engine.engine import Engine
 from kvgate.engine.sequence import Sequence
@@ -23,6 +24,8 @@ from kvgate.lifecycle.prefix.keys import Namespace
 from kvgate.lifecycle.prefix.policies import RetentionPolicy
 from kvgate.lifecycle.store import Slots
 from kvgate.lifecycle.swap.area import HostArea
+
+_NOBODY = 0  # account that shadows are charged to: no tenant asked for them
 
 
 class EngineStore:
@@ -53,6 +56,7 @@ class EngineStore:
         self._heads = engine.tables.geometry.heads
         self._host_blocks: dict[int, int] = {}
         self._parked: dict[int, Sequence] = {}
+        self.shadows: list[Sequence] = []
 
     @property
     def total(self) -> int:
@@ -78,10 +82,10 @@ class EngineStore:
         """Look the known tokens up, all but the last, which has to be computed."""
         served = self._served(slot)
         hold = Hold(Namespace(served.spec.model_version, served.spec.tenant, served.adapter))
-        if self.cache is not None:
+        if self.cache is not None and not served.from_scratch:
             hold = self.cache.lookup(hold.space, served.known()[: known - 1])
         self._holds[slot] = hold
-        self.rows[slot] = prefix.start(self.engine, self.ledger, hold)
+        self.rows[slot] = prefix.start(self.engine, self.ledger, hold, served.needs)
         self._promised[slot] = hold.blocks
         served.hit += hold.tokens
         return hold.blocks, hold.tokens
@@ -170,7 +174,38 @@ class EngineStore:
         """After a step: charge the pages the tables took, discharge those they dropped."""
         for slot, account in zip(slots, accounts, strict=True):
             self.ledger.claim(self.engine.tables.held(self.rows[slot].id), account)
+        for row in self.shadows:
+            self.ledger.claim(self.engine.tables.held(row.id), _NOBODY)
         self.ledger.reconcile()
+
+    def spare_pages(self) -> int:
+        """Free pages that nobody was promised."""
+        return self.engine.tables.pool.free - self._owed()
+
+    def pages_to_gather(self, slot: int) -> int:
+        """Most pages that copying what the slot's row keeps can take, and a step of two rows."""
+        return (self._held(self.rows[slot]) + 4) * self._heads
+
+    def blocks_held(self, slot: int) -> int:
+        """Blocks that the slot's row holds, by its longest page list."""
+        return self._held(self.rows[slot])
+
+    def fork(self, slot: int, policy: Policy | None) -> Sequence:
+        """A row beside the slot's that shares its pages, outside of all promises; give it to :meth:`drop`."""
+        row = self.engine.fork(self.rows[slot], policy)
+        self.shadows.append(row)
+        return row
+
+    def fork_shadow(self, shadow: Sequence) -> Sequence:
+        """A row beside a shadow."""
+        row = self.engine.fork(shadow)
+        self.shadows.append(row)
+        return row
+
+    def drop(self, shadow: Sequence, tickets: Iterable[int] = ()) -> None:
+        """Release a shadow."""
+        self.shadows = [row for row in self.shadows if row is not shadow]
+        self._release_row(shadow, tuple(tickets))
 
     def remember(self, slot: int, prompt: Tokens) -> None:
         """The prompt is computed: its whole blocks enter the prefix cache."""
@@ -179,7 +214,8 @@ class EngineStore:
 
     def audit(self) -> Finding:
         """Compare the pool with what rows and holds claim."""
-        held = [self.engine.tables.held(r.id) for r in self.rows.values()] + [h.pages() for h in self._holds.values()]
+        rows = [*self.rows.values(), *self.shadows]
+        held = [self.engine.tables.held(r.id) for r in rows] + [h.pages() for h in self._holds.values()]
         return inspect(self.ledger, claims(self.engine.tables.pool.total, held))
 
     def repair(self) -> PageIds:

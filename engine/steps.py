@@ -107,3 +107,10 @@ class StepBuilder:
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self._store.device)
+
+
+def places(order: Several[int], sizes: Several[int]) -> Tensor:
+    """Where the tokens of the caller's rows stand in a step ordered by ``order`` with ``sizes`` tokens a row."""
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    at = np.argsort(order)
+    return torch.from_numpy(np.concatenate([np.arange(starts[i], starts[i + 1]) for i in at]))

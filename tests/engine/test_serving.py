@@ -254,7 +254,8 @@ def test_retiring_a_version_fails_its_requests_and_forgets_its_prefixes(llama: L
     server.run()
     assert server.requests["new"].tokens == alone(llama, prompt, 20)
     assert server.store.cache is not None
-    assert len(server.store.cache) == 5
+    # The last token is never fed, so its block of the answer is not computed whole.
+    assert len(server.store.cache) == (len(prompt) + 19) // 8
 
 
 def test_recovery_rates_are_measured_and_leave_no_page_behind(llama: LoadedModel) -> None:
