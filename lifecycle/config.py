@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import yaml
-
 from kvgate import strict_yaml
+from kvgate.typed import read_text
+
+LARGEST = 1 << 20  # bytes of a settings file
 
 
 @dataclass(frozen=True)
@@ -217,8 +218,4 @@ def parse_config(raw: Any, where: str = "config") -> ManagerConfig:
 
 def load_config(path: Path) -> ManagerConfig:
     """Settings from a YAML file. Raises ValueError in one line where it cannot be read."""
-    try:
-        raw = strict_yaml.load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: cannot be read as YAML: {str(error).splitlines()[0]}") from error
-    return parse_config(raw, path.name)
+    return parse_config(strict_yaml.load(read_text(path, LARGEST), str(path)), path.name)

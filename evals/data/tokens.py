@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from typing import Any
 
 from kvgate.evals.data.items import Ids
 
-# Llama 3 templates print today's date unless they are given one; items must not change from day to day.
-FIXED_DATE = "26 Jul 2024"
+# Some templates print today's date unless they are given one; items must not change from day to day.
+DEFAULT_DATE = "2024-07-26"
 _SYSTEM, _FIRST, _REPLY, _SECOND = "Qsystemq", "Qfirstq", "Qreplyq", "Qsecondq"
 # Pieces continue a text, but SentencePiece tokenizers put a space in front of whatever they encode first.
 _ANCHOR = "\n"
@@ -52,10 +53,12 @@ class Tokens:
 
     Args:
         tokenizer: any Hugging Face tokenizer. Only ``encode``, ``apply_chat_template`` and ``chat_template`` are used.
+        date: the day that a template which prints one is told, as YYYY-MM-DD.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, date: str = DEFAULT_DATE) -> None:
         self.tokenizer = tokenizer
+        self.date = date
         self._cache: dict[str, Ids] = {}
         self._anchor = self._raw(_ANCHOR)
         self._anchored = self._raw(_ANCHOR + "word") != self._anchor + self._raw("word")
@@ -157,9 +160,17 @@ class Tokens:
 
     def _render(self, messages: list[dict[str, str]], speak: bool) -> str:
         text: str = self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=speak, date_string=FIXED_DATE, enable_thinking=False
+            messages, tokenize=False, add_generation_prompt=speak, enable_thinking=False, **dated(self.date)
         )
         return text
+
+
+def dated(date: str) -> dict[str, Any]:
+    """What makes a chat template print ``date`` (YYYY-MM-DD) and no other: ``date_string`` is what Llama 3 templates
+    ask for, ``strftime_now`` the function that transformers gives to all others.
+    """
+    day = datetime.strptime(date, "%Y-%m-%d")
+    return {"date_string": day.strftime("%d %b %Y"), "strftime_now": day.strftime}
 
 
 def _message(role: str, content: str) -> dict[str, str]:

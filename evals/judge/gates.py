@@ -9,8 +9,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import yaml
-
 from kvgate import strict_yaml
 
 SliceKey = Literal["task", "length", "depth"]
@@ -123,10 +121,7 @@ def load_gate(name_or_path: str | Path) -> Gate:
 
 def parse_gate(text: str, source: str) -> Gate:
     """A gate from YAML text; ``source`` names it in errors."""
-    try:
-        raw = strict_yaml.load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"gate {source}: not YAML: {' '.join(str(error).split())}") from error
+    raw = strict_yaml.load(text, f"gate {source}")
     if not isinstance(raw, dict):
         raise ValueError(f"gate {source}: a mapping of fields is needed, got {type(raw).__name__}")
     values = {"name": source, **raw}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,10 @@ import jsonschema
 
 from kvgate.evals.judge.gates import load_gate
 from kvgate.evals.leaderboard.board import build_leaderboard
+from kvgate.evals.log.manifest import check_checks, check_manifest, check_stop
 from kvgate.evals.log.records import EXACT, SCHEMA_VERSION, CellRecord
 from kvgate.evals.log.run_folder import CHECKS, LEADERBOARD, MANIFEST, SAMPLES, STOP, read_json, read_samples
+from kvgate.evals.log.seal import require_sealed
 from kvgate.evals.plan.cells import columns
 from kvgate.evals.plan.config import RunConfig, parse_plan
 
@@ -44,24 +46,18 @@ def load_run(path: Path) -> FinishedRun:
     if not path.is_dir():
         raise ValueError(f"results folder {path}: no such folder")
     manifest, checks = read_json(path / MANIFEST), read_json(path / CHECKS)
-    for name, found in ((MANIFEST, manifest), (CHECKS, checks)):
-        if not isinstance(found, dict) or found.get("schema_version") != SCHEMA_VERSION:
-            raise ValueError(f"{path / name}: not written by this version of kvgate (schema {SCHEMA_VERSION})")
-    records = tuple(_with_settings(read_samples(path / SAMPLES), manifest))
+    check_manifest(manifest, str(path / MANIFEST))
+    check_checks(checks, str(path / CHECKS))
+    records = tuple(read_samples(path / SAMPLES))
     foreign = [record for record in records if record.config_hash != manifest["config_hash"]]
     if foreign or not records:
         raise ValueError(f"{path / SAMPLES}: {len(foreign)} of {len(records)} samples do not belong to this run")
     stop = read_json(path / STOP) if manifest["plan"].get("until_decided") else None
+    if stop is not None:
+        check_stop(stop, str(path / STOP))
     _require_whole(records, None if stop else manifest["items"], path / SAMPLES)
+    require_sealed(path)
     return FinishedRun(path, manifest, records, checks, stop)
-
-
-def _with_settings(records: Sequence[CellRecord], manifest: Mapping[str, Any]) -> list[CellRecord]:
-    """Records of before the plan's parameters were kept in them take these from the plan."""
-    if all(record.settings is not None for record in records):
-        return list(records)
-    given = {column.label: column.params for column in columns(recorded_plan(manifest))}
-    return [replace(record, settings=given.get(record.label, {})) for record in records]
 
 
 def _require_whole(records: Sequence[CellRecord], items: int | None, path: Path) -> None:
@@ -95,13 +91,8 @@ def oracle_reasons(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def recorded_plan(manifest: Mapping[str, Any]) -> RunConfig:
-    """The plan a manifest records. JSON made the lengths of its counts to text."""
-    plan = dict(manifest["plan"])
-    plan["suites"] = [
-        {**suite, "counts": {int(length): count for length, count in suite["counts"].items()}}
-        for suite in plan["suites"]
-    ]
-    return parse_plan(plan, "run.json: plan")
+    """The plan a manifest records."""
+    return parse_plan(manifest["plan"], "run.json: plan")
 
 
 def stored_leaderboard(path: Path) -> dict[str, Any]:
@@ -109,6 +100,12 @@ def stored_leaderboard(path: Path) -> dict[str, Any]:
     if not (path / LEADERBOARD).is_file():
         raise ValueError(f"results folder {path}: no {LEADERBOARD}; finish the run with `kvgate run`")
     board: dict[str, Any] = read_json(path / LEADERBOARD)
+    version = board.get("schema_version") if isinstance(board, dict) else None
+    if version != SCHEMA_VERSION:
+        raise ValueError(
+            f"{path / LEADERBOARD}: schema_version {version!r:.40}, this kvgate reads {SCHEMA_VERSION}; "
+            "make it again with `kvgate run` or see `kvgate gate`"
+        )
     schema = json.loads((files("kvgate") / "configs" / "schemas" / "leaderboard.schema.json").read_text("utf-8"))
     try:
         jsonschema.validate(board, schema)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -14,9 +15,10 @@ from kvgate.engine.engine import Engine
 from kvgate.engine.models import LoadedModel
 from kvgate.engine.sequence import Sequence as Row
 from kvgate.evals.data.items import Ids, Item, digest
+from kvgate.evals.data.tokens import DEFAULT_DATE
 from kvgate.evals.log.records import CellRecord
 from kvgate.evals.plan.cells import Column, Unit, make_cell, units
-from kvgate.evals.run.provenance import code_hash
+from kvgate.evals.run.identity import Identity, identity
 from kvgate.evals.run.runner import Runner, pages_needed
 
 ROLLING_CHUNK = 64  # tokens between two evictions in ``loglikelihood_rolling``
@@ -24,11 +26,12 @@ ROLLING_CHUNK = 64  # tokens between two evictions in ``loglikelihood_rolling``
 
 @dataclass(frozen=True)
 class Settings:
-    """What besides model and policy could change an answer."""
+    """What besides model and policy could change an answer; see :class:`kvgate.evals.run.identity.Identity`."""
 
     page_size: int = 16
     prefill_chunk: int = 2048
     batch_rows: int = 48
+    date: str = DEFAULT_DATE
 
 
 @dataclass
@@ -50,13 +53,15 @@ class Bench:
     _rolled: dict[str, list[float]] = field(default_factory=dict)
     _engine: Engine | None = None
 
+    @cached_property
+    def identity(self) -> Identity:
+        """What decides an answer besides policies and requests."""
+        return identity(self.settings, self.loaded.info, self.loaded.tokenizer)
+
     @property
     def fingerprint(self) -> str:
         """Of everything but policies and requests."""
-        info, own = self.loaded.info, self.settings
-        return digest(
-            [info.weights_hash, info.dtype, info.device, own.page_size, own.prefill_chunk, own.batch_rows, code_hash()]
-        )
+        return self.identity.fingerprint
 
     def answer(self, items: Sequence[Item]) -> None:
         """Run the items that are not answered yet, under every column."""

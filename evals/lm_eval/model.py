@@ -26,7 +26,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from kvgate.engine.models import load_model
 from kvgate.evals.data.items import Ids, Item, digest
-from kvgate.evals.data.tokens import FIXED_DATE
+from kvgate.evals.data.tokens import dated
 from kvgate.evals.lm_eval.bench import Bench, Settings, only
 from kvgate.evals.lm_eval.items import Generation, Origin, generation_item, likelihood_items
 from kvgate.evals.log.records import EXACT, CellRecord
@@ -156,8 +156,8 @@ class KvgateLM(TemplateLM):  # type: ignore[misc]  # lm_eval is untyped
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=not add_generation_prompt,
-            date_string=FIXED_DATE,
             enable_thinking=False,
+            **dated(self.bench.identity.date),
         )
         return text
 

@@ -25,10 +25,13 @@ from kvgate.evals.lm_eval.bench import Bench, Settings
 from kvgate.evals.lm_eval.items import MADE_BY
 from kvgate.evals.lm_eval.model import KvgateLM
 from kvgate.evals.lm_eval.records import Scored, records_of
+from kvgate.evals.log.names import CHECKS, LEADERBOARD, MANIFEST, SAMPLES, SEAL
 from kvgate.evals.log.records import SCHEMA_VERSION
-from kvgate.evals.log.run_folder import CHECKS, LEADERBOARD, MANIFEST, SAMPLES, read_json, write_json, write_text
+from kvgate.evals.log.run_folder import read_json, write_json, write_seal, write_text
 from kvgate.evals.plan.cells import columns
 from kvgate.evals.plan.config import RunConfig, SuiteChoice
+from kvgate.evals.run.identity import identity
+from kvgate.evals.run.prepare import described, items_hash
 from kvgate.evals.run.provenance import provenance
 from kvgate.evals.run.self_checks import run_checks
 
@@ -61,11 +64,11 @@ def run_lm_eval(
     plan = asdict(replace(config, suites=tuple(_suite(name, metrics[name], options) for name in tasks)))
     configs = {name: json.dumps(task.dump_config(), default=lambda value: type(value).__name__, sort_keys=True)
                for name, task in tasks.items()}  # fmt: skip
-    config_hash = digest([plan, configs, loaded.info.weights_hash, loaded.info.device])
+    settings = Settings(config.page_size, config.prefill_chunk, config.batch_rows, config.date)
+    who = identity(settings, loaded.info, loaded.tokenizer)
+    config_hash = who.config_hash(plan, [digest(configs)])
     _claim(out, config_hash)
-    bench = Bench(
-        loaded, found, Settings(config.page_size, config.prefill_chunk, config.batch_rows), config_hash, report
-    )
+    bench = Bench(loaded, found, settings, config_hash, report)
     scored = {column.label: _evaluate(bench, column.label, tasks, metrics, options) for column in found}
     records = records_of(bench, scored, gate.min_slice_clusters)
     raw = [record for answers in bench.records.values() for record in answers.values()]
@@ -73,13 +76,18 @@ def run_lm_eval(
     manifest = {
         "schema_version": SCHEMA_VERSION,
         "plan": plan,
+        "identity": asdict(who),
         "config_hash": config_hash,
         "items": len(records) // len(found),
+        "items_hash": items_hash([record.item_hash for record in records if record.exact]),
+        "columns": [described(column) for column in found],
         "provenance": provenance(loaded.info),
     }
+    (out / SEAL).unlink(missing_ok=True)
     write_json(out / MANIFEST, manifest)
     write_text(out / SAMPLES, "".join(record.to_json() + "\n" for record in records))
     write_json(out / CHECKS, checks)
+    write_seal(out)
     board = load_run(out).leaderboard()
     write_json(out / LEADERBOARD, board)
     return board

@@ -1,14 +1,30 @@
-"""What a run writes down: one :class:`CellRecord` a line in ``samples.jsonl``, never aggregated away."""
+"""What a run writes down: one :class:`CellRecord` a line in ``samples.jsonl``, never aggregated away.
+
+``SCHEMA_VERSION`` of every file of a results folder. 2: the files are bound by ``seal.json``
+(:mod:`kvgate.evals.log.seal`), ``run.json`` says what its config hash is of, choices record each candidate's score,
+fidelity whether the ends agreed: all that is needed to score every answer again.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
-SCHEMA_VERSION = 1
+from pydantic import Field
+
+from kvgate.typed import STRICT, parse_json
+
+SCHEMA_VERSION = 2
 EXACT = "full"
+
+Name = Annotated[str, Field(max_length=10_000)]
+Count = Annotated[int, Field(ge=0, lt=1 << 53)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+Percent = Annotated[int, Field(ge=0, le=100)]
+Scalar = bool | int | float | str | None
 
 
 @dataclass(frozen=True)
@@ -19,10 +35,14 @@ class FidelityRecord:
         kl: KL(exact || this run) in nats at each position, the one where the exact answer ended included; None where
             this run's logits held a NaN.
         diverged: first position at which the most likely tokens differ; None if they never do.
+        end_agreed: whether this run would have ended where the exact answer did; None where that was cut, not ended.
     """
 
-    kl: tuple[float | None, ...]
-    diverged: int | None
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = STRICT
+
+    kl: tuple[Annotated[float, Field(ge=0.0)] | None, ...]
+    diverged: Count | None
+    end_agreed: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -39,27 +59,21 @@ class TurnRecord:
         fidelity: for a turn that follows the exact run's answer; ``tokens`` are then what this run would have written
             at each position of that answer.
         likelihoods: of every candidate of a turn that somebody else scores: nats, and whether it is the greedy answer.
+        candidate_scores: of every candidate of a choice: mean log-probability per token, in nats; None for a NaN or
+            one without any probability.
     """
 
-    label: str
-    score: float | None
-    tokens: tuple[int, ...]
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = STRICT
+
+    label: Name
+    score: Share | None
+    tokens: tuple[TokenId, ...]
     text: str
     capped: bool
-    chosen: int | None = None
+    chosen: Count | None = None
     fidelity: FidelityRecord | None = None
     likelihoods: tuple[tuple[float, bool], ...] | None = None
-
-    @staticmethod
-    def from_mapping(row: Mapping[str, Any]) -> TurnRecord:
-        """The turn in a decoded record. Raises KeyError or TypeError for a missing or unknown field."""
-        fields = {**row, "tokens": tuple(row["tokens"])}
-        if fields.get("fidelity") is not None:
-            found = dict(fields["fidelity"])
-            fields["fidelity"] = FidelityRecord(**{**found, "kl": tuple(found["kl"])})
-        if fields.get("likelihoods") is not None:
-            fields["likelihoods"] = tuple((total, greedy) for total, greedy in fields["likelihoods"])
-        return TurnRecord(**fields)
+    candidate_scores: tuple[float | None, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -87,36 +101,38 @@ class CellRecord:
             suite names no such span.
     """
 
-    cell_id: str
-    config_hash: str
-    suite: str
-    task: str
-    index: int
-    length: int
-    depth: float | None
-    cluster: str
-    item_hash: str
-    context_hash: str
-    protocol: str
-    policy: str
-    label: str
-    params: Mapping[str, Any]
-    budget: int | None
-    ratio: float | None
-    score: float
-    turns: tuple[TurnRecord, ...]
-    evicted_tokens: float
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = STRICT
+
+    cell_id: Name
+    config_hash: Name
+    suite: Name
+    task: Name
+    index: Count
+    length: Count
+    depth: Share | None
+    cluster: Name
+    item_hash: Name
+    context_hash: Name
+    protocol: Name
+    policy: Name
+    label: Name
+    params: Mapping[Name, Scalar | tuple[Scalar, ...]]
+    budget: Annotated[int, Field(ge=1, lt=1 << 53)] | None
+    ratio: Annotated[float, Field(gt=0.0, le=1.0)] | None
+    score: Share
+    turns: Annotated[tuple[TurnRecord, ...], Field(min_length=1)]
+    evicted_tokens: Annotated[float, Field(ge=0.0, lt=1 << 53)]
     native: bool
     covered: bool
     floored: bool
-    resident_bytes: int
-    logical_bytes: int
-    exact_resident_bytes: int
-    context_tokens: int
-    output_tokens: int
+    resident_bytes: Count
+    logical_bytes: Count
+    exact_resident_bytes: Count
+    context_tokens: Count
+    output_tokens: Count
     nan: bool
-    facts_kept: tuple[tuple[int, ...], ...] | None = None
-    settings: Mapping[str, Any] | None = None
+    facts_kept: tuple[tuple[Percent, ...], ...] | None = None
+    settings: Mapping[Name, Scalar | tuple[Scalar, ...]] | None = None
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -140,21 +156,25 @@ class CellRecord:
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
     @staticmethod
-    def from_mapping(row: Mapping[str, Any]) -> CellRecord:
-        """The record in a decoded line. Raises ValueError naming a missing, unknown or ill-typed field."""
-        fields = dict(row)
+    def from_json(line: str | bytes) -> CellRecord:
+        """The record in a line. Raises ValueError naming a missing, unknown or ill-typed field, or another version."""
         try:
-            turns = tuple(TurnRecord.from_mapping(turn) for turn in fields.pop("turns"))
-            facts = fields.pop("facts_kept", None)
-            kept = None if facts is None else tuple(tuple(span) for span in facts)
-            record = CellRecord(turns=turns, facts_kept=kept, **fields)
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"sample record: {error}") from error
+            record = parse_json(CellRecord, line, "sample record")
+        except ValueError as error:
+            if (found := _version_of(line)) != SCHEMA_VERSION:
+                raise ValueError(_other_version(found)) from error
+            raise
         if record.schema_version != SCHEMA_VERSION:
-            raise ValueError(
-                f"sample record: schema_version {record.schema_version}, this kvgate reads {SCHEMA_VERSION}"
-            )
-        for name, score in (("score", record.score), *(("a turn's score", turn.score) for turn in turns)):
-            if score is not None and not (isinstance(score, int | float) and 0 <= score <= 1):
-                raise ValueError(f"sample record: {name} is {score!r}, outside [0, 1]")
+            raise ValueError(_other_version(record.schema_version))
         return record
+
+
+def _version_of(line: str | bytes) -> Any:
+    try:
+        return json.loads(line)["schema_version"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return SCHEMA_VERSION
+
+
+def _other_version(found: Any) -> str:
+    return f"sample record: schema_version {found!r:.40}, this kvgate reads {SCHEMA_VERSION}; run the plan again"

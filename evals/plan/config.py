@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, ClassVar, get_type_hints
 
-import yaml
+from pydantic import Field, PlainValidator
 
 from kvgate import strict_yaml
-from kvgate.compressors.catalog import check_parameters, policy_class
+from kvgate.compressors.catalog import check_parameters, parameters, policy_class
 from kvgate.evals.data.items import Protocol
+from kvgate.evals.data.tokens import DEFAULT_DATE
+from kvgate.typed import STRICT, is_file, parse, read_text
 
-Budget = int | float
+LARGEST_YAML = 1 << 20  # bytes
+MOST_TOKENS = 1 << 24  # of a context, a budget, a chunk
+MOST_ITEMS = 1_000_000  # of a task at one length
+
+
+def check_budget(budget: Any) -> int | float:
+    """An integer of at least 1, or a ratio in (0, 1]. ValueError for anything else."""
+    number = isinstance(budget, int | float) and not isinstance(budget, bool)
+    if number and isinstance(budget, int) and 1 <= budget <= MOST_TOKENS:
+        return budget
+    if number and isinstance(budget, float) and math.isfinite(budget) and 0 < budget <= 1:
+        return float(budget)
+    raise ValueError(
+        f"budget {repr(budget)[:60]}; give whole tokens from 1 to {MOST_TOKENS}, or a ratio above 0 and at most 1.0"
+    )
+
+
+Budget = Annotated[int | float, PlainValidator(check_budget)]
 """Tokens per (layer, kv head), or a ratio in (0, 1] of the tokens there are when eviction happens."""
+
+Text = Annotated[str, Field(min_length=1, max_length=4096)]
+Setting = bool | int | float | str | None
+Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 
 
 @dataclass(frozen=True)
@@ -27,9 +51,11 @@ class PolicyChoice:
     not, for comparison only: its rows are invalid.
     """
 
-    policy: str
-    budgets: tuple[Budget, ...]
-    params: Mapping[str, Any] = field(default_factory=dict)
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = STRICT
+
+    policy: Text
+    budgets: Annotated[tuple[Budget, ...], Field(min_length=1, max_length=256)]
+    params: Mapping[str, Setting | tuple[Setting, ...]] = field(default_factory=dict)
     oracle: bool = False
 
 
@@ -41,11 +67,15 @@ class SuiteChoice:
     ``protocol``: "whole_prompt" evicts with the question in the prompt; None is each item's own.
     """
 
-    name: str
-    counts: Mapping[int, int] = field(default_factory=dict)
-    depths: tuple[float, ...] = ()
-    tasks: tuple[str, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = STRICT
+
+    name: Text
+    counts: Annotated[Mapping[Tokens, Annotated[int, Field(ge=0, le=MOST_ITEMS)]], Field(max_length=1000)] = field(
+        default_factory=dict
+    )
+    depths: Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(max_length=1000)] = ()
+    tasks: Annotated[tuple[Text, ...], Field(max_length=1000)] = ()
+    options: Mapping[str, Setting | tuple[Setting, ...]] = field(default_factory=dict)
     protocol: Protocol | None = None
 
 
@@ -57,8 +87,10 @@ class UntilDecided:
     where that ends a run, its result depends on the machine.
     """
 
-    items: int | None = None
-    minutes: float | None = None
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = STRICT
+
+    items: Annotated[int, Field(ge=1, lt=1 << 53)] | None = None
+    minutes: Annotated[float, Field(gt=0)] | None = None
 
 
 @dataclass(frozen=True)
@@ -69,21 +101,25 @@ class RunConfig:
         model: "embedded", a local folder or a hub id. ``revision``: hub revision. ``dtype``: weights and cache.
         batch_rows: most rows of one decode batch. ``pages``: pool size; 0: as many as a batch can need.
         gate: name or file of the gate the verdicts are made with.
+        date: the day, as YYYY-MM-DD, that a chat template which prints the date is told.
         until_decided: look after every round and stop when nothing is open; None: run everything.
     """
 
-    name: str
-    suites: tuple[SuiteChoice, ...]
-    policies: tuple[PolicyChoice, ...]
-    model: str = "embedded"
-    revision: str | None = None
-    dtype: str = "bfloat16"
-    gate: str = "screen"
-    seed: int = 0
-    page_size: int = 16
-    prefill_chunk: int = 2048
-    batch_rows: int = 48
-    pages: int = 0
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = STRICT
+
+    name: Text
+    suites: Annotated[tuple[SuiteChoice, ...], Field(min_length=1, max_length=256)]
+    policies: Annotated[tuple[PolicyChoice, ...], Field(min_length=1, max_length=256)]
+    model: Text = "embedded"
+    revision: Text | None = None
+    dtype: Text = "bfloat16"
+    gate: Text = "screen"
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    page_size: Annotated[int, Field(ge=1, le=4096)] = 16
+    prefill_chunk: Tokens = 2048
+    batch_rows: Annotated[int, Field(ge=2, le=65536)] = 48
+    pages: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
+    date: Text = DEFAULT_DATE
     until_decided: UntilDecided | None = None
 
 
@@ -97,15 +133,11 @@ def read_yaml(name_or_path: str, folder: str, what: str) -> dict[str, Any]:
     """The mapping in a file, or in ``configs/<folder>/<name>.yaml``. ValueError in one line."""
     if name_or_path in shipped(folder):
         text = (files("kvgate") / "configs" / folder / f"{name_or_path}.yaml").read_text(encoding="utf-8")
+    elif not is_file(name_or_path):
+        raise ValueError(f"{what} {name_or_path!r:.200}: no such file; shipped: {', '.join(shipped(folder))}")
     else:
-        path = Path(name_or_path)
-        if not path.is_file():
-            raise ValueError(f"{what} {name_or_path!r}: no such file; shipped: {', '.join(shipped(folder))}")
-        text = path.read_text(encoding="utf-8")
-    try:
-        raw = strict_yaml.load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{what} {name_or_path}: not YAML: {' '.join(str(error).split())}") from error
+        text = read_text(Path(name_or_path), LARGEST_YAML, what)
+    raw = strict_yaml.load(text, f"{what} {name_or_path}")
     if not isinstance(raw, dict):
         raise ValueError(f"{what} {name_or_path}: expected a mapping of keys, got {type(raw).__name__}")
     return raw
@@ -119,121 +151,102 @@ def load_plan(name_or_path: str, overrides: Mapping[str, Any] | None = None) -> 
 
 
 def parse_plan(raw: Mapping[str, Any], where: str) -> RunConfig:
-    """A checked plan from plain data. Raises ValueError naming the key, its value and what is expected."""
-    values = _fields(RunConfig, raw, where)
-    for key in ("suites", "policies"):
-        if not isinstance(values.get(key), list) or not values[key]:
-            raise ValueError(f"{where}: {key} is {values.get(key)!r}; list at least one")
-    values["suites"] = tuple(_suite(entry, f"{where}: suites[{i}]") for i, entry in enumerate(values["suites"]))
-    values["policies"] = tuple(parse_policy(p, f"{where}: policies[{i}]") for i, p in enumerate(values["policies"]))
-    for key, least in (("seed", 0), ("page_size", 1), ("prefill_chunk", 1), ("batch_rows", 2), ("pages", 0)):
-        if key in values:
-            _whole(values[key], least, f"{where}: {key}")
-    for key in ("name", "model", "dtype", "gate"):
-        if key in values and (not isinstance(values[key], str) or not values[key]):
-            raise ValueError(f"{where}: {key} is {values[key]!r}; give a text")
-    values["until_decided"] = _until(values.get("until_decided"), f"{where}: until_decided")
-    return RunConfig(**values)
+    """A checked plan from plain data. Raises ValueError naming the key, its value and what is expected.
+
+    A suite may be given by its name alone, a policy by the name of a file under ``configs/policies``, and
+    ``until_decided`` as true.
+    """
+    written = dict(raw)
+    for key, full in (("suites", _suite_entry), ("policies", _policy_entry)):
+        if isinstance(written.get(key), list | tuple):
+            written[key] = [full(entry, f"{where}: {key}[{place}]") for place, entry in enumerate(written[key])]
+    if isinstance(written.get("until_decided"), bool):
+        written["until_decided"] = {} if written["until_decided"] else None
+    config = parse(RunConfig, written, where)
+    for place, suite in enumerate(config.suites):
+        _check_suite(suite, config.suites[:place], f"{where}: suites[{place}]")
+    for place, choice in enumerate(config.policies):
+        _check_policy(choice, f"{where}: policies[{place}]")
+    check_date(config.date, where)
+    return config
 
 
-def _until(raw: Any, where: str) -> UntilDecided | None:
-    if raw is None or raw is False:
-        return None
-    if raw is not True and not isinstance(raw, dict):
-        raise ValueError(f"{where} is {raw!r}; give true, or a mapping with items and minutes")
-    values = {} if raw is True else _fields(UntilDecided, raw, where)
-    if values.get("items") is not None:
-        _whole(values["items"], 1, f"{where}: items")
-    minutes = values.get("minutes")
-    number = isinstance(minutes, int | float) and not isinstance(minutes, bool)
-    if minutes is not None and not (number and math.isfinite(minutes) and minutes > 0):
-        raise ValueError(f"{where}: minutes is {minutes!r}; give a number above 0")
-    return UntilDecided(**values)
+def check_date(date: str, where: str) -> None:
+    """ValueError unless ``date`` is a day written YYYY-MM-DD."""
+    try:
+        fine = datetime.strptime(date, "%Y-%m-%d").strftime("%Y-%m-%d") == date
+    except ValueError:
+        fine = False
+    if not fine:
+        raise ValueError(f"{where}: date is {date!r:.40}; give a day as YYYY-MM-DD, for example {DEFAULT_DATE}")
 
 
 def policy_entry(text: str) -> dict[str, Any]:
     """The plan entry behind ``NAME@BUDGET[,BUDGET]``: ``h2o@0.5,512``, ``module:Class@0.25``. ValueError if bad."""
     name, at, budgets = text.rpartition("@")
     if not at or not name:
-        raise ValueError(f"--policy {text!r}: give a name and budgets, for example h2o@0.5,512")
+        raise ValueError(f"--policy {text!r:.200}: give a name and budgets, for example h2o@0.5,512")
     entry: dict[str, Any] = {"use": name} if name in shipped("policies") else {"policy": name}
     return {**entry, "budgets": [_number(part, text) for part in budgets.split(",")]}
 
 
 def _number(part: str, text: str) -> int | float:
     try:
-        return int(part) if part.strip().isdigit() else float(part)
+        return int(part) if part.strip().isdecimal() else float(part)
     except ValueError as error:
-        raise ValueError(f"--policy {text!r}: budget {part!r} is not a number") from error
+        raise ValueError(f"--policy {text!r:.200}: budget {part!r:.40} is not a number") from error
 
 
 def parse_policy(raw: Any, where: str) -> PolicyChoice:
     """A policy entry: a name under ``configs/policies``, a YAML file, or a mapping (with ``use``, on top of one)."""
+    choice = parse(PolicyChoice, _policy_entry(raw, where), where)
+    _check_policy(choice, where)
+    return choice
+
+
+def _policy_entry(raw: Any, where: str) -> Any:
+    """The entry with what it uses filled in."""
     if isinstance(raw, str):
         raw = {"use": raw}
-    if not isinstance(raw, dict):
-        raise ValueError(f"{where} is {raw!r}; give a policy name or a mapping")
-    if "use" in raw:
-        base = read_yaml(str(raw["use"]), "policies", "policy")
-        raw = {**base, **{key: value for key, value in raw.items() if key != "use"}}
-        raw["params"] = {**(base.get("params") or {}), **(raw.get("params") or {})}
-    values = _fields(PolicyChoice, raw, where)
-    if not isinstance(values.get("policy"), str):
-        raise ValueError(f"{where}: policy is {values.get('policy')!r}; give a catalog name or module:Class")
-    values["params"] = values.get("params") or {}
-    check_parameters(policy_class(values["policy"]), values["params"])
-    budgets = values.get("budgets")
-    if not isinstance(budgets, list) or not budgets:
-        raise ValueError(f"{where}: budgets is {budgets!r}; list token counts such as 512 or ratios such as 0.5")
-    values["budgets"] = tuple(check_budget(budget, where) for budget in budgets)
-    if not isinstance(values.get("oracle", False), bool):
-        raise ValueError(f"{where}: oracle is {values['oracle']!r}; give true or false")
-    return PolicyChoice(**values)
+    if not isinstance(raw, dict) or "use" not in raw:
+        return raw
+    if not isinstance(raw["use"], str):
+        raise ValueError(f"{where}: use is {raw['use']!r:.80}; give the name of a policy file")
+    base = read_yaml(raw["use"], "policies", "policy")
+    entry = {**base, **{key: value for key, value in raw.items() if key != "use"}}
+    params = [source.get("params", {}) for source in (base, raw)]
+    if all(isinstance(given, dict) for given in params):
+        entry["params"] = {**params[0], **params[1]}
+    return entry
 
 
-def check_budget(budget: Any, where: str) -> Budget:
-    """An integer of at least 1, or a ratio in (0, 1]."""
-    number = isinstance(budget, int | float) and not isinstance(budget, bool)
-    if number and isinstance(budget, int) and budget >= 1:
-        return budget
-    if number and isinstance(budget, float) and math.isfinite(budget) and 0 < budget <= 1:
-        return float(budget)
-    raise ValueError(f"{where}: budget {budget!r}; give whole tokens from 1 on, or a ratio above 0 and at most 1.0")
+def _check_policy(choice: PolicyChoice, where: str) -> None:
+    """ValueError for an unknown policy, an unknown parameter, or a value that is not of the parameter's type."""
+    kind = policy_class(choice.policy)
+    check_parameters(kind, dict(choice.params))
+    hints = get_type_hints(kind.for_budget, include_extras=True)
+    for name, value in choice.params.items():
+        if name in hints and name in parameters(kind):
+            parse(hints[name], value, f"{where}: params.{name}")
 
 
-def _suite(raw: Any, where: str) -> SuiteChoice:
-    if isinstance(raw, str):
-        raw = {"name": raw}
-    if not isinstance(raw, dict):
-        raise ValueError(f"{where} is {raw!r}; give a suite name or a mapping")
-    values = _fields(SuiteChoice, raw, where)
-    if not isinstance(values.get("name"), str):
-        raise ValueError(f"{where}: name is {values.get('name')!r}; give a suite name or module:Class")
-    counts = values.get("counts") or {}
-    if not isinstance(counts, dict):
-        raise ValueError(f"{where}: counts is {counts!r}; map lengths to items, for example {{1024: 10}}")
-    for length, count in counts.items():
-        _whole(length, 1, f"{where}: counts, length")
-        _whole(count, 0, f"{where}: counts[{length}]")
-    values["counts"] = counts
-    for key in ("depths", "tasks"):
-        if not isinstance(values.get(key) or [], Sequence) or isinstance(values.get(key), str):
-            raise ValueError(f"{where}: {key} is {values[key]!r}; give a list")
-        values[key] = tuple(values.get(key) or ())
-    values["options"] = values.get("options") or {}
-    if values.get("protocol") not in (None, *get_args(Protocol)):
-        raise ValueError(f"{where}: protocol is {values['protocol']!r}; one of {', '.join(get_args(Protocol))}")
-    return SuiteChoice(**values)
+def _suite_entry(raw: Any, where: str) -> Any:
+    return {"name": raw} if isinstance(raw, str) else raw
 
 
-def _fields(kind: type[Any], raw: Mapping[str, Any], where: str) -> dict[str, Any]:
-    known = [spec.name for spec in fields(kind)]
-    for key in raw:
-        if key not in known:
-            raise ValueError(f"{where}: unknown key {key!r}; known: {', '.join(known)}")
-    return dict(raw)
+def _check_suite(suite: SuiteChoice, before: tuple[SuiteChoice, ...], where: str) -> None:
+    """ValueError for what is listed twice: a task, a depth, or the same items under another entry."""
+    for key, values in (("tasks", suite.tasks), ("depths", suite.depths)):
+        if len(set(values)) < len(values):
+            raise ValueError(f"{where}: {key} is {list(values)!r:.80}; list each once")
+    if any(_overlap(suite, other) for other in before):
+        raise ValueError(f"{where}: suite {suite.name} has items that an entry before it has; list them once")
 
 
-def _whole(value: Any, least: int, where: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{where} is {value!r}; give a whole number from {least} on")
+def _overlap(one: SuiteChoice, other: SuiteChoice) -> bool:
+    """Whether both ask for some item: the same tasks and lengths, and nothing else that tells them apart."""
+    if replace(one, tasks=(), counts={}) != replace(other, tasks=(), counts={}):
+        return False
+    tasks = not one.tasks or not other.tasks or set(one.tasks) & set(other.tasks)
+    lengths = not one.counts or not other.counts or set(one.counts) & set(other.counts)
+    return bool(tasks and lengths)

@@ -14,7 +14,7 @@ from kvgate.engine.embedded import EMBEDDED, embedded_folder
 from kvgate.evals.data.items import Item
 from kvgate.evals.leaderboard.finished import recorded_plan
 from kvgate.evals.plan.config import RunConfig
-from kvgate.evals.run.execute import build_items
+from kvgate.evals.run.prepare import build_items
 
 TAIL = 320  # characters of a prompt that are shown, its end
 
@@ -34,7 +34,7 @@ def item_texts(manifest: Mapping[str, Any], wanted: Collection[str]) -> tuple[di
     config = recorded_plan(manifest)
     try:
         tokenizer = _tokenizer(config)
-        items = [item for choice in config.suites for item in build_items(choice, tokenizer, config.seed)]
+        items = [item for choice in config.suites for item in build_items(choice, tokenizer, config)]
     except (ValueError, OSError, ImportError) as error:
         return {}, f"prompts are not shown: {' '.join(str(error).split())[:200]}"
     found = {item.item_hash: _text(item, tokenizer) for item in items if item.item_hash in wanted}

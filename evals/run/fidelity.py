@@ -48,7 +48,7 @@ class Followed:
     def record(self) -> FidelityRecord:
         """What is written down besides the tokens."""
         diverged = self.agree.index(False) if False in self.agree else None
-        return FidelityRecord(tuple(self.kl), diverged)
+        return FidelityRecord(tuple(self.kl), diverged, self.agree[-1] if len(self.agree) > len(self.tokens) else None)
 
 
 def follow(

@@ -18,7 +18,7 @@ from kvgate.evals.lm_eval.items import MADE_BY
 from kvgate.evals.log.records import EXACT, CellRecord
 from kvgate.evals.log.run_folder import LEADERBOARD, SAMPLES
 from kvgate.evals.plan.cells import Cell, Unit
-from kvgate.evals.run.execute import Prepared, make_engine, prepare
+from kvgate.evals.run.prepare import Prepared, make_engine, prepare
 from kvgate.evals.run.provenance import machine
 from kvgate.evals.run.runner import Runner
 

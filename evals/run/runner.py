@@ -168,7 +168,9 @@ class Runner:
             tokens = turn.scoring.candidates[best]
             score = score_choice(row_scores, turn.scoring.gold)
             text = self._tokenizer.decode(list(tokens))
-            entry.turns.append(TurnRecord(turn.label, score, tuple(tokens), text, capped=False, chosen=best))
+            measured = tuple(value if math.isfinite(value) else None for value in row_scores)
+            record = TurnRecord(turn.label, score, tuple(tokens), text, False, best, candidate_scores=measured)
+            entry.turns.append(record)
             entry.pending = list(tokens)
             entry.nan |= any(value != value for value in row_scores)
 

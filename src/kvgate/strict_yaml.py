@@ -1,4 +1,7 @@
-"""YAML in which a key stands once in a mapping: plain YAML lets the last one win without a word."""
+"""YAML that is safe to read: a key stands once, no aliases, few levels, and one line for whatever is wrong.
+
+Plain YAML lets the last of two equal keys win without a word, and aliases make a short file as large as memory.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,16 @@ from typing import Any
 
 import yaml
 
+from kvgate.typed import check_depth
+
 
 class _Loader(yaml.SafeLoader):
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.constructor.ConstructorError(None, None, "an alias (*name); write the value out", mark)
+        return super().compose_node(parent, index)
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: list[Any] = []
         for key_node, _ in node.value:
@@ -19,6 +30,14 @@ class _Loader(yaml.SafeLoader):
         return mapping
 
 
-def load(text: str) -> Any:
-    """Plain data. Raises yaml.YAMLError for what is no YAML and for a key that stands twice."""
-    return yaml.load(text, Loader=_Loader)
+def load(text: str, where: str = "text") -> Any:
+    """Plain data. ValueError of one line, beginning with ``where``, for what cannot be read."""
+    try:
+        found = yaml.load(text, Loader=_Loader)
+        check_depth(found)
+    except RecursionError as error:
+        raise ValueError(f"{where}: nested too deeply; a few levels are enough") from error
+    except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        # The loader's own errors, and those of the constructors of its numbers and dates.
+        raise ValueError(f"{where}: not YAML: {' '.join(str(error).split())[:300]}") from error
+    return found

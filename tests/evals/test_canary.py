@@ -14,7 +14,7 @@ import yaml
 
 from kvgate.cli.main import main
 from kvgate.evals.log.records import CellRecord, TurnRecord
-from kvgate.evals.log.run_folder import CHECKS, LEADERBOARD, MANIFEST, SAMPLES, write_json
+from kvgate.evals.log.run_folder import CHECKS, LEADERBOARD, MANIFEST, SAMPLES, write_json, write_seal
 
 CONFIG = "a" * 32
 MODEL = {
@@ -23,7 +23,7 @@ MODEL = {
     "max_positions": 4096, "stop_ids": [2], "rotates_halves": True,
 }  # fmt: skip
 MANIFEST_DATA = {
-    "schema_version": 1,
+    "schema_version": 2,
     "config_hash": CONFIG,
     "items": 40,
     "plan": {
@@ -58,10 +58,11 @@ def save(folder: Path, losses: dict[float, int], items: int = 40, different: int
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / MANIFEST, MANIFEST_DATA)
     write_json(folder / CHECKS, {
-        "schema_version": 1, "units": [0], "repeat": {"full": {"cells": 4, "different": different}, **repeat},
+        "schema_version": 2, "units": [0], "repeat": {"full": {"cells": 4, "different": different}, **repeat},
         "batch_invariance": {"cells": 4, "different": 0},
     })  # fmt: skip
     (folder / SAMPLES).write_text("".join(record.to_json() + "\n" for record in records))
+    write_seal(folder)
     return folder
 
 
@@ -113,8 +114,9 @@ def test_a_policy_that_answers_differently_when_repeated_is_invalid_and_the_othe
 def test_a_policy_that_evicted_nothing_enables_nothing(tmp_path: Path, capsys: Any) -> None:
     run = save(tmp_path, {0.5: 0})
     lines = [json.loads(line) for line in (run / SAMPLES).read_text().splitlines()]
-    text = "".join(CellRecord.from_mapping({**line, "evicted_tokens": 0.0}).to_json() + "\n" for line in lines)
+    text = "".join(json.dumps({**line, "evicted_tokens": 0.0}) + "\n" for line in lines)
     (run / SAMPLES).write_text(text)
+    write_seal(run)
     assert statuses(run, capsys) == {"h2o@0.5": "invalid"}
 
 
@@ -130,4 +132,4 @@ def test_unknown_rows_and_unfinished_runs_are_bad_input(tmp_path: Path, capsys: 
 
 def test_records_survive_their_own_format() -> None:
     record = replace(cell(3, 1.0, "h2o@0.5", 0.5), depth=0.25)
-    assert CellRecord.from_mapping(json.loads(record.to_json())) == record
+    assert CellRecord.from_json(record.to_json()) == record

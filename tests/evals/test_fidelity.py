@@ -138,7 +138,7 @@ def test_a_run_of_the_suite(model: Path, tmp_path: Path) -> None:
     assert main(["run", "--plan", str(tmp_path / "plan.yaml"), "--out", str(tmp_path / "r"), "--json"]) == 0
     schema = json.loads((files("kvgate") / "configs" / "schemas" / "sample.schema.json").read_text())
     lines = (tmp_path / "r" / "samples.jsonl").read_text().splitlines()
-    records = [CellRecord.from_mapping(json.loads(line)) for line in lines]
+    records = [CellRecord.from_json(line) for line in lines]
     assert [record.to_json() for record in records] == lines
     exact = {record.item_hash: record for record in records if record.exact}
     assert len(records) == 4 * len(exact) == 24

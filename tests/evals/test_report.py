@@ -20,6 +20,8 @@ from tiny_model import save_tiny_model
 
 from kvgate.cli.main import main
 from kvgate.evals.leaderboard.finished import FinishedRun
+from kvgate.evals.log.names import LEADERBOARD
+from kvgate.evals.log.records import SCHEMA_VERSION
 from kvgate.evals.report.build import write_report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -174,13 +176,16 @@ def test_invalid_rows_and_items_without_depth(tmp_path: Path) -> None:
 def test_prompts_and_evidence_are_rebuilt_from_the_plan(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
+    from kvgate.evals.leaderboard.finished import recorded_plan
     from kvgate.evals.plan.config import SuiteChoice
     from kvgate.evals.report.items import item_texts
-    from kvgate.evals.run.execute import build_items
+    from kvgate.evals.run.prepare import build_items
 
     model = str(save_tiny_model(tmp_path / "model"))
     manifest = sample.run_of((), model).manifest
-    made = build_items(SuiteChoice("retrieval", {512: 1}), AutoTokenizer.from_pretrained(model), 0)
+    made = build_items(
+        SuiteChoice("retrieval", {512: 1}), AutoTokenizer.from_pretrained(model), recorded_plan(manifest)
+    )
     item = next(item for item in made if item.task == "single")
     texts, note = item_texts(manifest, {item.item_hash})
     assert note == ""
@@ -258,5 +263,10 @@ def test_it_prints(report_page: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", sorted((ROOT / "results").glob("reference*")), ids=lambda path: path.name)
 def test_committed_runs_can_be_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    version = json.loads((folder / LEADERBOARD).read_text())["schema_version"]
+    if version != SCHEMA_VERSION:
+        assert main(["show", str(folder)]) == 2
+        assert f"schema_version {version}, this kvgate reads {SCHEMA_VERSION}" in capsys.readouterr().err
+        pytest.skip(f"{folder.name} is of schema {version}: it has to be made again")
     assert main(["show", str(folder)]) == 0
     assert "Exact run (full KV)" in capsys.readouterr().out

@@ -12,7 +12,8 @@ import yaml
 from tiny_model import save_tiny_model
 
 from kvgate.cli.main import main
-from kvgate.evals.log.run_folder import LEADERBOARD, MANIFEST, SAMPLES
+from kvgate.evals.log.names import LEADERBOARD, MANIFEST, SAMPLES
+from kvgate.evals.log.run_folder import write_seal
 from kvgate.evals.run.rerun import differences
 
 LABEL = "h2o@0.25"
@@ -53,6 +54,7 @@ def rebuild(path: Path) -> None:
     from kvgate.evals.leaderboard.finished import load_run
     from kvgate.evals.log.run_folder import write_json
 
+    write_seal(path)
     write_json(path / LEADERBOARD, load_run(path).leaderboard())
 
 
@@ -98,6 +100,7 @@ def test_a_line_that_only_reads_the_same_is_a_difference(copy: Path, capsys: Any
     place = next(i for i, row in enumerate(rows(copy)) if row["label"] == LABEL)
     lines[place] = json.dumps(json.loads(lines[place]))
     (copy / SAMPLES).write_text("\n".join(lines) + "\n")
+    write_seal(copy)
     assert main(["rerun", str(copy), "--policy", LABEL]) == 1
     assert "bytes of the line" in capsys.readouterr().out
 
@@ -130,6 +133,7 @@ def test_what_cannot_be_compared_says_why_and_anyway_compares(
         at = at[key]
     at[where[-1]] = value
     (copy / MANIFEST).write_text(json.dumps(manifest))
+    write_seal(copy)
     assert main(["rerun", str(copy), "--policy", LABEL]) == 2
     assert message in capsys.readouterr().err
     assert main(["rerun", str(copy), "--policy", LABEL, "--anyway"]) == 0
@@ -143,6 +147,7 @@ def test_other_weights_are_noticed(copy: Path, capsys: Any, tmp_path: Path) -> N
     manifest = json.loads((copy / MANIFEST).read_text())
     manifest["plan"]["model"] = str(save_tiny_model(tmp_path / "other", seed=9))
     (copy / MANIFEST).write_text(json.dumps(manifest))
+    write_seal(copy)
     assert main(["rerun", str(copy), "--policy", LABEL]) == 2
     assert "model weights_hash was" in capsys.readouterr().err
     assert main(["rerun", str(copy), "--policy", LABEL, "--anyway"]) == 1
@@ -166,6 +171,7 @@ def test_lm_eval_folders_are_refused_politely(copy: Path, capsys: Any) -> None:
     manifest = json.loads((copy / MANIFEST).read_text())
     manifest["plan"]["suites"][0]["options"] = {"lm_eval": "0.4.13"}
     (copy / MANIFEST).write_text(json.dumps(manifest))
+    write_seal(copy)
     assert main(["rerun", str(copy), "--policy", LABEL]) == 2
     assert "kvgate lm-eval" in capsys.readouterr().err
 

@@ -19,7 +19,7 @@ import yaml
 from tiny_model import save_tiny_model
 
 from kvgate.cli.main import main
-from kvgate.evals.log.run_folder import LEADERBOARD, MANIFEST, SAMPLES
+from kvgate.evals.log.names import LEADERBOARD, MANIFEST, SAMPLES, SEAL
 
 OUTSIDE_POLICY = '''
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ def schema(name: str) -> dict[str, Any]:
 
 def test_files_match_their_schemas(tiny: dict[str, Any]) -> None:
     done: Path = tiny["done"]
-    for name in ("run", "checks", "leaderboard"):
+    for name in ("run", "checks", "seal", "leaderboard"):
         jsonschema.validate(json.loads((done / f"{name}.json").read_text()), schema(name))
     lines = (done / SAMPLES).read_text().splitlines()
     for line in lines:
@@ -110,7 +110,7 @@ def test_a_model_that_knows_nothing_gets_nothing_enabled(tiny: dict[str, Any], c
 
 
 def test_a_forged_leaderboard_gets_no_canary(tiny: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
-    for name in (MANIFEST, SAMPLES, "checks.json", LEADERBOARD):
+    for name in (MANIFEST, SAMPLES, "checks.json", SEAL, LEADERBOARD):
         (tmp_path / name).write_bytes((tiny["done"] / name).read_bytes())
     board = json.loads((tmp_path / LEADERBOARD).read_text())
     for row in board["rows"]:

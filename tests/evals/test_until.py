@@ -18,7 +18,7 @@ from kvgate.cli.main import main
 from kvgate.evals.data.items import Exact, Item, Turn
 from kvgate.evals.judge.gates import Gate
 from kvgate.evals.leaderboard.finished import load_run
-from kvgate.evals.log.run_folder import LEADERBOARD, MANIFEST, SAMPLES, STOP
+from kvgate.evals.log.names import LEADERBOARD, MANIFEST, SAMPLES, SEAL, STOP
 from kvgate.evals.plan.config import UntilDecided, parse_plan
 from kvgate.evals.run.early_stopping import Watch, round_units, rounds
 
@@ -127,7 +127,7 @@ def test_a_killed_run_stops_at_the_same_item_with_the_same_bytes(
     tiny: dict[str, Any], tmp_path: Path, cut: int
 ) -> None:
     go(tiny, tmp_path / "r", "--until-decided")
-    names = (SAMPLES, LEADERBOARD, STOP, "checks.json")
+    names = (SAMPLES, LEADERBOARD, STOP, SEAL, "checks.json")
     whole = {name: (tmp_path / "r" / name).read_bytes() for name in names}
     for name in names[1:]:
         (tmp_path / "r" / name).unlink()

@@ -41,7 +41,7 @@ def survives(mutant: Mutant, examples: int = 80) -> bool:
     with tempfile.TemporaryDirectory() as scratch:
         package = Path(scratch) / "kvgate"
         package.mkdir()
-        for name in ("__init__.py", "strict_yaml.py"):
+        for name in ("__init__.py", "strict_yaml.py", "typed.py"):
             shutil.copy(ROOT / "src" / "kvgate" / name, package)
         shutil.copytree(ROOT / "lifecycle", package / "lifecycle", ignore=shutil.ignore_patterns("__pycache__"))
         target = package / "lifecycle" / mutant.file

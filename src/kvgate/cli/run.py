@@ -39,7 +39,8 @@ def main(options: argparse.Namespace) -> int:
     """Run, write and show. ValueError for bad input."""
     from kvgate.cli.progress import watched
     from kvgate.evals.plan.config import load_plan, policy_entry
-    from kvgate.evals.run.execute import execute, prepare
+    from kvgate.evals.run.execute import execute
+    from kvgate.evals.run.prepare import prepare
 
     keys = ("model", "revision", "dtype", "seed", "gate")
     overrides: dict[str, Any] = {key: getattr(options, key) for key in keys if getattr(options, key) is not None}

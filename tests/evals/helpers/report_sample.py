@@ -38,7 +38,7 @@ def run_of(records: tuple[CellRecord, ...], model: str = "./nowhere") -> Finishe
     }  # fmt: skip
     manifest = {"plan": plan, "config_hash": "c" * 32, "provenance": provenance}
     none = {"cells": 4, "different": 0}
-    checks = {"schema_version": 1, "units": [0], "repeat": {"full": none}, "batch_invariance": none}
+    checks = {"schema_version": 2, "units": [0], "repeat": {"full": none}, "batch_invariance": none}
     return FinishedRun(Path(), manifest, records, checks)
 
 

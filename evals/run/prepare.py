@@ -1,0 +1,187 @@
+"""From a plan to what is run: items, batches, identity, manifest. Everything that can be refused is refused here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from kvgate.compressors.evidence import Span
+from kvgate.engine.engine import Engine
+from kvgate.engine.models import LoadedModel, load_model
+from kvgate.engine.refusals import refuse_policy
+from kvgate.engine.sequence import Sequence as Row
+from kvgate.evals.data.items import Item, digest
+from kvgate.evals.data.tokens import Tokens
+from kvgate.evals.judge.gates import load_gate
+from kvgate.evals.log.records import SCHEMA_VERSION
+from kvgate.evals.plan.cells import Column, Unit, columns, units
+from kvgate.evals.plan.config import RunConfig, SuiteChoice
+from kvgate.evals.run.early_stopping import items_in, round_units, rounds
+from kvgate.evals.run.identity import Identity, identity
+from kvgate.evals.run.provenance import provenance
+from kvgate.evals.run.runner import pages_needed
+from kvgate.evals.suites.base import Order
+from kvgate.evals.suites.catalog import suite_class
+from kvgate.lifecycle.tables import Geometry
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a plan asks of one identity: made from the tokenizer alone, without weights.
+
+    ``batches``: units that belong together: all of them, or those of each round of a run that stops when decided.
+    """
+
+    config: RunConfig
+    identity: Identity
+    items: tuple[Item, ...]
+    columns: tuple[Column, ...]
+    batches: tuple[tuple[Unit, ...], ...]
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """In the order they are run."""
+        return tuple(unit for batch in self.batches for unit in batch)
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """The plan as plain data."""
+        return asdict(self.config)
+
+    @property
+    def config_hash(self) -> str:
+        """Of plan, items in order, and identity."""
+        return self.identity.config_hash(self.plan, self.items)
+
+    def manifest(self, origin: dict[str, Any]) -> dict[str, Any]:
+        """``run.json``. ``origin``: :func:`kvgate.evals.run.provenance.provenance`."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "plan": self.plan,
+            "identity": asdict(self.identity),
+            "config_hash": self.config_hash,
+            "items": len(self.items),
+            "items_hash": items_hash([item.item_hash for item in self.items]),
+            "columns": [described(column) for column in self.columns],
+            "provenance": origin,
+        }
+
+
+def items_hash(hashes: Sequence[str]) -> str:
+    """BLAKE2b-128 of item hashes in order."""
+    return digest(list(hashes))
+
+
+def described(column: Column) -> dict[str, Any]:
+    """A column as plain data, for readers that know no policies."""
+    return {
+        "label": column.label,
+        "policy": column.name,
+        "settings": dict(column.params),
+        "request": column.request,
+        "oracle": column.oracle,
+    }
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Work, the model that is to do it, and the manifest."""
+
+    work: Work
+    loaded: LoadedModel
+    manifest: dict[str, Any]
+
+    @property
+    def config(self) -> RunConfig:
+        """The plan."""
+        return self.work.config
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """All items of the plan."""
+        return self.work.items
+
+    @property
+    def batches(self) -> tuple[tuple[Unit, ...], ...]:
+        """See :class:`Work`."""
+        return self.work.batches
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """In the order they are run."""
+        return self.work.units
+
+
+def prepare(config: RunConfig) -> Prepared:
+    """Load the model, make the items, resolve every budget. ValueError for anything that could not run."""
+    load_gate(config.gate)
+    columns(config)
+    for choice in config.suites:
+        suite_class(choice.name)
+    loaded = load_model(config.model, dtype=config.dtype, revision=config.revision)
+    Geometry(loaded.info.layers, loaded.info.kv_heads, config.page_size)  # refuses a page size that cannot be served
+    work = make_work(config, loaded.tokenizer, identity(config, loaded.info, loaded.tokenizer))
+    prepared = Prepared(work, loaded, work.manifest(provenance(loaded.info)))
+    _require_room(prepared)
+    return prepared
+
+
+def make_work(config: RunConfig, tokenizer: Any, who: Identity) -> Work:
+    """Items, columns and units of a plan. ValueError for what cannot be built."""
+    found = columns(config)
+    items = [item for choice in config.suites for item in build_items(choice, tokenizer, config)]
+    until = config.until_decided
+    if until is None:
+        made: tuple[tuple[Unit, ...], ...] = (tuple(units(items, found, config.batch_rows, who.fingerprint)),)
+    else:
+        order = rounds(items, load_gate(config.gate), config.seed)
+        made = round_units(order, found, config.batch_rows, who.fingerprint)
+        if until.items is not None and until.items < (first := items_in(made[0])):
+            raise ValueError(f"plan {config.name}: a cap of {until.items} items; the first round alone has {first}")
+    return Work(config, who, tuple(items), tuple(found), made)
+
+
+def _require_room(prepared: Prepared) -> None:
+    """ValueError for an item longer than the model, a pool smaller than a batch, a policy the model cannot take."""
+    config, info = prepared.config, prepared.loaded.info
+    for item in prepared.items:
+        if item.longest > info.max_positions:
+            raise ValueError(
+                f"item {item.suite}/{item.task}/{item.index}: needs {item.longest} positions, the model has "
+                f"{info.max_positions}; ask for shorter lengths"
+            )
+    if 0 < config.pages < (needed := most_pages(prepared)):
+        raise ValueError(f"plan {config.name}: pages is {config.pages}, a batch may need {needed}; use 0 or that many")
+    for cell in (cell for unit in prepared.units for cell in unit.cells):
+        if cell.policy is not None:
+            row = Row(0, protected=tuple(Span(*span) for span in cell.item.protected))
+            refuse_policy(cell.policy, row, info)
+
+
+def most_pages(prepared: Prepared) -> int:
+    """Pages that the largest unit can hold at once."""
+    info = prepared.loaded.info
+    heads = info.layers * info.kv_heads
+    return max(pages_needed(heads, prepared.config.page_size, unit) for unit in prepared.units)
+
+
+def build_items(choice: SuiteChoice, tokenizer: Any, config: RunConfig) -> list[Item]:
+    """The items of a plan's suite."""
+    asked: dict[str, Any] = {"counts": choice.counts, "depths": choice.depths, "tasks": choice.tasks}
+    given = {key: value for key, value in {**asked, "options": choice.options}.items() if value}
+    items = suite_class(choice.name)().build(Tokens(tokenizer, config.date), Order(seed=config.seed, **given))
+    if choice.protocol == "whole_prompt":
+        several = [item for item in items if len(item.turns) > 1]
+        if several:
+            raise ValueError(
+                f"suite {choice.name}: protocol whole_prompt needs items of one turn; {several[0].task} has more"
+            )
+    return [replace(item, protocol=choice.protocol) if choice.protocol else item for item in items]
+
+
+def make_engine(prepared: Prepared) -> Engine:
+    """An engine whose pool holds any unit of the plan."""
+    config = prepared.config
+    pages = config.pages or most_pages(prepared)
+    return Engine(prepared.loaded, pages=pages, page_size=config.page_size, prefill_chunk=config.prefill_chunk)
