@@ -9,13 +9,11 @@ from torch import Tensor
 
 
 class Sink(Protocol):
-    """Chooses a request's tokens and takes them as they come. Whatever it raises fails its request, nobody else's.
+    """Chooses a request's tokens and takes them as they come. Whatever it raises fails its request, nobody else's."""
 
-    Attributes:
-        reads_prompt: it wants the logits after every prompt token.
-    """
-
-    reads_prompt: bool
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether it wants the logits after every prompt token."""
 
     def choose(self, logits: Tensor, answer: Sequence[int]) -> int:
         """The next token id, from logits fp32 ``[V]`` after the prompt and ``answer``. Pure."""

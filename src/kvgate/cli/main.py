@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "prove": ("prove", "simulate policies with a known loss and report how often the gate errs"),
     "power": ("power", "how many items a gate needs"),
     "replay": ("replay", "replay a workload without a model and print its figures"),
+    "serve": ("serve", "serve a model over HTTP with OpenAI's protocol"),
     "metrics": ("engine_metrics", "serve the lifecycle manager's Prometheus metrics"),
 }
 """Command -> its module in ``kvgate.cli`` and one line about it. The module has ``add_parser(commands)``."""
