@@ -7,8 +7,10 @@ is needed; position ids and the step say which token belongs where.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +23,24 @@ from kvgate.kernels import ops
 from kvgate.kernels.types import Attention
 
 ATTENTION_NAME = "kvgate_paged"
+
+
+class Attends(Protocol):
+    """What a forward pass talks to: a :class:`Step`, or whoever wants to see what a model does."""
+
+    position_T: Tensor
+
+    def write(self, key: Tensor, value: Tensor, layer: int) -> None: ...
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        layer: int,
+        scale: float,
+        softcap: float | None,
+        window: int | None,
+    ) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -72,9 +92,17 @@ class Step:
         self.store.append(_tokens_first(key), _tokens_first(value), self.position_T, self.slots_LTH[layer])
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float, softcap: float | None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        layer: int,
+        scale: float,
+        softcap: float | None,
+        window: int | None,
     ) -> Tensor:
         """Attention output ``[1, T, Q, D]`` for queries ``[1, Q, T, D]``."""
+        assert window == self.native_windows[layer], "the layer attends another window than when the model was loaded"
         q_TQD = _tokens_first(query)
         if self.observe:
             self.queries.append(q_TQD)
@@ -114,7 +142,7 @@ class Step:
 class PagedCache(Cache):  # type: ignore[misc]
     """What the model believes is its cache: writes go to pages; reads happen in the attention function."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: Attends) -> None:
         super().__init__(layers=[])
         self.step = step
 
@@ -136,21 +164,48 @@ def paged_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
+    dropout: float = 0.0,
     scaling: float | None = None,
-    softcap: float | None = None,
-    kvgate_step: Step | None = None,
+    *,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    kvgate_step: Attends | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The registered attention function: query ``[1, Q, T, D]``, key and value ``[1, H, T, D]`` of the new tokens."""
+    """The registered attention function: query ``[1, Q, T, D]``, key and value ``[1, H, T, D]`` of the new tokens.
+
+    The positional parameters are those of transformers' own registered functions (``sdpa_attention_forward``), in their
+    order: whoever wraps all of them hands ``dropout`` on as the sixth. Dropout is for training and has no effect here.
+    """
     if kvgate_step is None:
         raise ValueError(
             "kvgate's attention was called outside the kvgate engine, or the model drops unknown arguments"
         )
-    declared = kvgate_step.native_windows[module.layer_idx]
-    assert sliding_window is None or declared == sliding_window, "the model attends another window than its config says"
+    for name in ("s_aux", "position_bias"):
+        if kwargs.get(name) is not None:
+            raise ValueError(f"its attention adds {name} to the scores (learned sinks, position biases)")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return kvgate_step.attend(query, key, value, module.layer_idx, scale, softcap), None
+    return kvgate_step.attend(query, key, value, module.layer_idx, scale, softcap, sliding_window), None
+
+
+def call_model(module: Any, ids: list[int], step: Attends, wanted: Tensor, device: torch.device) -> Tensor:
+    """One forward pass over the tokens ``ids``; logits fp32 ``[len(wanted), V]`` at the places ``wanted``."""
+    output = module(
+        input_ids=torch.tensor([ids], device=device),
+        position_ids=step.position_T[None].long(),
+        use_cache=True,
+        logits_to_keep=wanted.to(device),
+        kvgate_step=step,
+        **{_cache_argument(type(module)): PagedCache(step)},
+    )
+    logits: Tensor = output.logits[0].float()
+    return logits
+
+
+@cache
+def _cache_argument(kind: type) -> str:
+    """Name of the cache argument: transformers 5.24 renamed it."""
+    return "cache" if "cache" in inspect.signature(kind.forward).parameters else "past_key_values"  # type: ignore[attr-defined]
 
 
 def register() -> None:

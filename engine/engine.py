@@ -13,10 +13,10 @@ from torch import Tensor
 from kvgate.compressors.contract import check_keep
 from kvgate.compressors.evidence import Evidence, Span
 from kvgate.compressors.policy import Need, Policy
-from kvgate.engine.attention import PagedCache, Step
+from kvgate.engine.attention import Step, call_model
 from kvgate.engine.gathering import gather_evidence
 from kvgate.engine.mass import clear_mass, fit_mass, move_mass
-from kvgate.engine.models import LoadedModel, forward_argument
+from kvgate.engine.models import LoadedModel
 from kvgate.engine.refusals import refuse_policy
 from kvgate.engine.sequence import Sequence
 from kvgate.engine.steps import StepBuilder, places
@@ -49,7 +49,6 @@ class Engine:
     ) -> None:
         self.info = loaded.info
         self._module = loaded.module
-        self._cache_argument = forward_argument(loaded.module)
         self._chunk = prefill_chunk
         geometry = Geometry(self.info.layers, self.info.kv_heads, page_size)
         self.tables = Tables(PagePool(pages), geometry)
@@ -231,17 +230,7 @@ class Engine:
     # -- internals ------------------------------------------------------------------------------------------------
 
     def _forward(self, ids: list[int], step: Step, wanted: Tensor) -> Tensor:
-        device = self.store.device
-        output = self._module(
-            input_ids=torch.tensor([ids], device=device),
-            position_ids=step.position_T[None].long(),
-            use_cache=True,
-            logits_to_keep=wanted.to(device),
-            kvgate_step=step,
-            **{self._cache_argument: PagedCache(step)},
-        )
-        logits: Tensor = output.logits[0].float()
-        return logits
+        return call_model(self._module, ids, step, wanted, self.store.device)
 
     def _follow(self, row: Sequence, moved: Moved | None) -> None:
         """Do a plan's copies and let the row's mass move with its slots."""

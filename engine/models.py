@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from kvgate.engine.embedded import EMBEDDED, embedded_folder, sha256
 from kvgate.engine.refusals import refuse_config, refuse_modules, rope_variants
+
+if TYPE_CHECKING:
+    from kvgate.engine.probe import AttentionShape
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Models whose rotary embedding turns the two halves of a head against each other, the form `rebase` undoes. Layers
@@ -30,7 +32,7 @@ class ModelInfo:
     Attributes:
         name: what the user asked for. ``revision``: hub commit or "local".
         weights_hash: BLAKE2b-128 over names and contents of the weight files (or over the tensors).
-        native_windows: per layer, the sliding window the model itself declares, None for full attention.
+        native_windows: per layer, the sliding window the layer itself attends, None for full attention.
         max_positions: longest sequence the model was made for.
         stop_ids: end-of-sequence token ids.
         rotates_halves: whether ``positions: rebased`` is possible.
@@ -101,20 +103,26 @@ def wrap(
 ) -> LoadedModel:
     """A module that is already in memory (tests, notebooks). ValueError if it cannot be served."""
     from kvgate.engine.attention import ATTENTION_NAME, register
+    from kvgate.engine.probe import attention_shape
+    from kvgate.engine.self_check import check_once
 
     register()
     refuse_config(module.config, name)
     refuse_modules(module, name)
     module.eval()
     module.set_attn_implementation(ATTENTION_NAME)
-    return LoadedModel(
-        module, tokenizer, _info(module, tokenizer, name, revision, weights_hash or _hash_tensors(module))
-    )
+    shape = attention_shape(module, name)
+    info = _info(module, tokenizer, shape, name, revision, weights_hash or _hash_tensors(module))
+    _refuse_tokenizer(module, tokenizer, name)
+    loaded = LoadedModel(module, tokenizer, info)
+    check_once(loaded)
+    return loaded
 
 
-def _info(module: Any, tokenizer: Any, name: str, revision: str, weights_hash: str) -> ModelInfo:
+def _info(
+    module: Any, tokenizer: Any, shape: AttentionShape, name: str, revision: str, weights_hash: str
+) -> ModelInfo:
     config = module.config.get_text_config()
-    heads = config.num_attention_heads
     parameter = next(module.parameters())
     return ModelInfo(
         name=name,
@@ -123,42 +131,44 @@ def _info(module: Any, tokenizer: Any, name: str, revision: str, weights_hash: s
         weights_hash=weights_hash,
         dtype=str(parameter.dtype).removeprefix("torch."),
         device=parameter.device.type,
-        layers=config.num_hidden_layers,
-        query_heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        native_windows=native_windows(config),
+        layers=len(shape.windows),
+        query_heads=shape.query_heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        native_windows=shape.windows,
         max_positions=_max_positions(config),
         stop_ids=_stop_ids(module, tokenizer),
         rotates_halves=config.model_type in _HALVES and all(getattr(config, "no_rope_layers", None) or ()),
     )
 
 
-def native_windows(config: Any) -> tuple[int | None, ...]:
-    """Per layer, the declared sliding window, None for full attention."""
-    layers = int(config.num_hidden_layers)
-    window = getattr(config, "sliding_window", None)
-    if not window or getattr(config, "use_sliding_window", True) is False:
-        return (None,) * layers
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * layers
-    found: tuple[int | None, ...] = tuple(window if kind == "sliding_attention" else None for kind in kinds)
-    return found
-
-
-def forward_argument(module: nn.Module) -> str:
-    """Name of the cache argument: transformers 5.24 renamed it."""
-    return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
-
-
 def _max_positions(config: Any) -> int:
-    """Longrope switches its frequencies beyond the original length, under keys that are already cached: stop there."""
-    longest = int(config.max_position_embeddings)
+    """Longrope switches its frequencies beyond the original length, under keys that are already cached: stop there.
+    YaRN reaches ``factor`` times the original length (Peng et al. 2023, section 3), also where the configuration still
+    gives the original one.
+    """
+    longest = declared = int(config.max_position_embeddings)
     for rope in rope_variants(config):
-        declared = getattr(config, "original_max_position_embeddings", None)
-        original = rope.get("original_max_position_embeddings") or declared
+        own = getattr(config, "original_max_position_embeddings", None)
+        original = rope.get("original_max_position_embeddings") or own
         if rope.get("rope_type") == "longrope" and original:
             longest = min(longest, int(original))
+        if rope.get("rope_type") == "yarn" and rope.get("factor"):
+            longest = max(longest, int((original or declared) * rope["factor"]))
     return longest
+
+
+def _refuse_tokenizer(module: Any, tokenizer: Any, name: str) -> None:
+    """ValueError if the tokenizer writes ids that the embedding has no row for."""
+    if tokenizer is None:
+        return
+    rows = int(module.get_input_embeddings().weight.shape[0])
+    most = max(tokenizer.get_vocab().values(), default=0)
+    if most >= rows:
+        raise ValueError(
+            f"model {name!r}: its tokenizer writes ids up to {most}, its embedding has {rows} rows; "
+            "use the tokenizer that was saved with these weights"
+        )
 
 
 def _stop_ids(module: Any, tokenizer: Any) -> tuple[int, ...]:
@@ -186,7 +196,7 @@ def _hash_tensors(module: nn.Module) -> str:
     total = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(module.state_dict().items()):
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        total.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return total.hexdigest()
 
 

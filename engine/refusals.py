@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from kvgate.engine.models import ModelInfo
 
 _GATHERED: frozenset[Need] = frozenset({"mass", "queries"})  # while tokens are fed; keys and values lie in the pages
-_ATTENTION_KINDS = {"full_attention", "sliding_attention"}
 
 
 def refuse_config(config: Any, name: str) -> None:
-    """ValueError if the configuration says what paged KV per head cannot hold."""
+    """ValueError if the configuration alone rules the model out, before weights are read. What its layers do is seen by
+    :mod:`kvgate.engine.probe` and :mod:`kvgate.engine.self_check`.
+    """
     text = config.get_text_config()
     reason = _config_reason(config, text)
     if reason:
@@ -27,12 +28,10 @@ def refuse_config(config: Any, name: str) -> None:
 
 
 def refuse_modules(module: Any, name: str) -> None:
-    """ValueError for what only the modules show: learned sinks, attention in both directions or of a fixed kind."""
+    """ValueError for what only the modules say: attention in both directions or of a fixed kind."""
     for path, part in module.named_modules():
         if getattr(part, "is_causal", True) is False:
             raise ValueError(f"model {name!r}: {path} attends in both directions; kvgate serves causal models only")
-        if getattr(part, "sinks", None) is not None:
-            raise ValueError(f"model {name!r}: {path} has learned attention sinks (gpt-oss), which are not supported")
     if not getattr(module, "_supports_attention_backend", False):
         raise ValueError(f"model {name!r}: {type(module).__name__} does not take another attention implementation")
 
@@ -40,25 +39,6 @@ def refuse_modules(module: Any, name: str) -> None:
 def _config_reason(config: Any, text: Any) -> str | None:
     if getattr(config, "is_encoder_decoder", False):
         return "encoder-decoder model"
-    if getattr(text, "kv_lora_rank", None):
-        return "multi-head latent attention (MLA) caches no keys per head"
-    kinds = getattr(text, "layer_types", None) or ()
-    if unknown := sorted(set(kinds) - _ATTENTION_KINDS):
-        return f"layers of kind {', '.join(unknown)}"
-    for field in (
-        "ssm_cfg",
-        "state_size",
-        "mamba_d_state",
-        "layers_block_type",
-        "hybrid_override_pattern",
-        "ssm_state_size",
-    ):
-        if getattr(text, field, None):
-            return f"state-space layers ({field})"
-    if getattr(text, "num_kv_shared_layers", 0):
-        return "layers share keys and values (num_kv_shared_layers)"
-    if getattr(text, "global_head_dim", None) not in (None, getattr(text, "head_dim", None)):
-        return "head_dim differs between layers"
     if not getattr(text, "num_attention_heads", None) or not getattr(text, "num_hidden_layers", None):
         return "no attention heads in its configuration"
     if any(rope.get("rope_type") == "dynamic" for rope in rope_variants(text)):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvgate.compressors.sliding_window import SlidingWindow
-from kvgate.engine.models import native_windows
+from kvgate.engine.probe import attention_shape
 
 Fixture = Callable[..., Any]
 WINDOW = 12
@@ -100,10 +100,11 @@ def test_mass_follows_when_pages_behind_the_window_go(tiny: Fixture, text: Fixtu
         ("qwen2_window", {}, (None, 12)),
         ("gemma2", {}, (12, None)),
         ("llama", {}, (None, None)),
+        ("llama", {"sliding_window": 12}, (None, None)),  # a leftover that its layers ignore
         ("phi3", {}, (12, 12)),
     ],
 )
-def test_windows_are_read_from_the_configuration(
-    tiny_config: Fixture, architecture: str, changes: dict[str, Any], expected: tuple[int | None, ...]
+def test_windows_are_what_the_layers_attend(
+    tiny: Fixture, architecture: str, changes: dict[str, Any], expected: tuple[int | None, ...]
 ) -> None:
-    assert native_windows(tiny_config(architecture, **changes)) == expected
+    assert attention_shape(tiny(architecture, **changes).loaded.module, "tiny").windows == expected

@@ -20,20 +20,8 @@ Fixture = Callable[..., Any]
 @pytest.mark.parametrize(
     "name, changes, says",
     [
-        ("DeepseekV3Config", {}, "multi-head latent attention"),
-        ("DeepseekV2Config", {}, "multi-head latent attention"),
-        ("MambaConfig", {}, "mamba"),
-        ("JambaConfig", {}, "jamba"),
-        ("RecurrentGemmaConfig", {}, "recurrent_gemma"),
-        ("FalconH1Config", {}, "falcon_h1"),
-        ("NemotronHConfig", {}, "nemotron_h"),
-        ("Qwen3NextConfig", {}, "linear_attention"),
-        ("MiniMaxConfig", {}, "linear_attention"),
-        ("Lfm2Config", {"layer_types": ["conv", "full_attention"]}, "conv"),
-        ("Llama4TextConfig", {}, "chunked_attention"),
         ("T5Config", {}, "encoder-decoder"),
         ("BartConfig", {}, "encoder-decoder"),
-        ("Gemma3nTextConfig", {"num_hidden_layers": 35}, "share keys and values"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic rotary"),
         (
             "gemma3",
@@ -58,7 +46,18 @@ def test_configurations(tiny_config: Fixture, name: str, changes: dict[str, Any]
 @pytest.mark.parametrize(
     "name, changes, says",
     [
-        ("GptOssConfig", {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8}, "learned attention sinks"),
+        ("GptOssConfig", {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8}, "learned sinks"),
+        ("DeepseekV3Config", {"n_routed_experts": 8, "first_k_dense_replace": 2}, "number or size of heads differs"),
+        ("MambaConfig", {}, "does not take another attention implementation"),
+        ("JambaConfig", {}, "does not take another attention implementation"),
+        ("RecurrentGemmaConfig", {}, "keep their memory elsewhere"),
+        ("FalconH1Config", {}, "does not take another attention implementation"),
+        ("NemotronHConfig", {}, "does not take another attention implementation"),
+        ("Qwen3NextConfig", {}, "does not take another attention implementation"),
+        ("MiniMaxConfig", {}, "cannot run on pages"),
+        ("Lfm2Config", {"layer_types": ["conv", "full_attention"]}, "cannot run on pages"),
+        ("Llama4TextConfig", {"attention_chunk_size": 16, "num_local_experts": 2}, "are not its own: at position 16"),
+        ("NemotronConfig", {}, "cannot run on pages"),
         ("BertConfig", {}, "attends in both directions"),
         ("RobertaConfig", {}, "attends in both directions"),
         ("gemma3", {"use_bidirectional_attention": True}, "attends in both directions"),
@@ -70,7 +69,7 @@ def test_modules(tiny_config: Fixture, name: str, changes: dict[str, Any], says:
     model = transformers.AutoModelForCausalLM.from_config(tiny_config(name, **changes))
     with pytest.raises(ValueError, match=says) as caught:
         wrap(model, None, name="some/model")
-    assert str(caught.value).startswith("model 'some/model': ")
+    assert str(caught.value).startswith("model 'some/model'")
     assert "\n" not in str(caught.value)
 
 
