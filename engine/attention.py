@@ -190,13 +190,14 @@ def paged_attention(
 
 def call_model(module: Any, ids: list[int], step: Attends, wanted: Tensor, device: torch.device) -> Tensor:
     """One forward pass over the tokens ``ids``; logits fp32 ``[len(wanted), V]`` at the places ``wanted``."""
+    kind: Any = type(module)
     output = module(
         input_ids=torch.tensor([ids], device=device),
         position_ids=step.position_T[None].long(),
         use_cache=True,
         logits_to_keep=wanted.to(device),
         kvgate_step=step,
-        **{_cache_argument(type(module)): PagedCache(step)},
+        **{_cache_argument(kind): PagedCache(step)},
     )
     logits: Tensor = output.logits[0].float()
     return logits

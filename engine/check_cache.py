@@ -64,7 +64,7 @@ def remember(key: str, found: dict[str, Any]) -> None:
         try:
             with os.fdopen(handle, "w") as file:
                 json.dump({"key": key, **found}, file)
-            os.replace(scratch, target)
+            Path(scratch).replace(target)
         except OSError:
             Path(scratch).unlink(missing_ok=True)
             raise

@@ -119,9 +119,7 @@ def wrap(
     return loaded
 
 
-def _info(
-    module: Any, tokenizer: Any, shape: AttentionShape, name: str, revision: str, weights_hash: str
-) -> ModelInfo:
+def _info(module: Any, tokenizer: Any, shape: AttentionShape, name: str, revision: str, weights_hash: str) -> ModelInfo:
     config = module.config.get_text_config()
     parameter = next(module.parameters())
     return ModelInfo(

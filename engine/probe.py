@@ -102,9 +102,8 @@ def _reason(seen: dict[int, _Layer], layers: int) -> str | None:
     shapes = {shape[1:] for what in seen.values() for shape in what.shapes}
     queries = {shape[0] for what in seen.values() for shape in what.shapes if shape[0]}
     if len(shapes) > 1 or len(queries) > 1:
-        heads = sorted({shape[:2] for shape in shapes} | {(count,) for count in queries})
-        dims = sorted({dim for shape in shapes for dim in shape[2:]})
-        return f"number or size of heads differs between layers, or between cached and attended (heads {heads}, {dims})"
+        kinds = " or ".join(f"{keys} of {key_dim}" for keys, _, key_dim, _ in sorted(shapes))
+        return f"number or size of heads differs between layers, or between cached and attended ({kinds})"
     key_heads, value_heads, key_dim, value_dim = shapes.pop()
     if key_heads != value_heads or key_dim != value_dim:
         return f"keys and values differ in shape: {key_heads} heads of {key_dim}, {value_heads} of {value_dim}"

@@ -111,7 +111,9 @@ def _through_the_engine(loaded: LoadedModel, prompts: list[list[int]]) -> tuple[
     ends = [0, first, first + _CHUNKS[0], length - DECODED, *range(length - DECODED + 1, length + 1)]
     stages = ["prefill"] * first + ["chunked prefill"] * sum(_CHUNKS) + ["decode"] * DECODED
     fed = [
-        torch.stack([engine.extend([row], [tokens[:first]], every=True) for row, tokens in zip(rows, prompts, strict=True)])
+        torch.stack(
+            [engine.extend([row], [tokens[:first]], every=True) for row, tokens in zip(rows, prompts, strict=True)]
+        )
     ]
     for start, end in pairwise(ends[1:]):
         logits = engine.extend(rows, [tokens[start:end] for tokens in prompts], every=True)

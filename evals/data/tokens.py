@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
+from textwrap import shorten
 from typing import Any
 
 from kvgate.evals.data.items import Ids
@@ -147,11 +148,9 @@ class Tokens:
 
     def _system(self, opening: str) -> tuple[str, str]:
         """Text before and after a system text; templates that know no system role get it before the first user text."""
-        from jinja2.exceptions import TemplateError
-
         try:
             text = self._render([_message("system", _SYSTEM), _message("user", _FIRST)], True)
-        except (TemplateError, ValueError):
+        except ValueError:
             return opening, "\n\n"
         if _SYSTEM not in text:
             return opening, "\n\n"
@@ -159,10 +158,22 @@ class Tokens:
         return before, between
 
     def _render(self, messages: list[dict[str, str]], speak: bool) -> str:
-        text: str = self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=speak, enable_thinking=False, **dated(self.date)
-        )
-        return text
+        return render_chat(self.tokenizer, messages, self.date, add_generation_prompt=speak)
+
+
+def render_chat(tokenizer: Any, messages: list[dict[str, str]], date: str, **options: Any) -> str:
+    """``messages`` as the tokenizer's chat template writes them on ``date``. ValueError, one line, if the template does
+    not compile or raises: it is a program that came with the model.
+    """
+    told = dated(date)
+    try:
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False, enable_thinking=False, **told, **options)
+    except Exception as error:
+        reason = shorten(" ".join(str(error).split()) or "no reason given", 200)
+        raise ValueError(
+            f"tokenizer: its chat template fails ({type(error).__name__}: {reason}); repair chat_template"
+        ) from error
+    return text
 
 
 def dated(date: str) -> dict[str, Any]:

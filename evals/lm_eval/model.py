@@ -26,7 +26,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from kvgate.engine.models import load_model
 from kvgate.evals.data.items import Ids, Item, digest
-from kvgate.evals.data.tokens import dated
+from kvgate.evals.data.tokens import render_chat
 from kvgate.evals.lm_eval.bench import Bench, Settings, only
 from kvgate.evals.lm_eval.items import Generation, Origin, generation_item, likelihood_items
 from kvgate.evals.log.records import EXACT, CellRecord
@@ -151,15 +151,13 @@ class KvgateLM(TemplateLM):  # type: ignore[misc]  # lm_eval is untyped
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The conversation as the model's template writes it; an unfinished last message is left open."""
-        text: str = self.tokenizer.apply_chat_template(
+        return render_chat(
+            self.tokenizer,
             chat_history,
-            tokenize=False,
+            self.bench.identity.date,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=not add_generation_prompt,
-            enable_thinking=False,
-            **dated(self.bench.identity.date),
         )
-        return text
 
     @property
     def tokenizer_name(self) -> str:

@@ -11,7 +11,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from kvgate.engine.models import _max_positions, load_model, wrap
+from kvgate.engine.models import _hash_tensors, _max_positions, load_model, wrap
 from kvgate.engine.refusals import refuse_config
 
 Fixture = Callable[..., Any]
@@ -79,6 +79,41 @@ def test_positions_end_where_longrope_would_switch(tiny_config: Fixture) -> None
     changes = {"hidden_size": 48, "partial_rotary_factor": 1.0, "original_max_position_embeddings": 64}
     assert _max_positions(tiny_config("phi3", rope_parameters=rope, **changes)) == 64
     assert _max_positions(tiny_config("llama")) == 256
+
+
+@pytest.mark.parametrize(
+    "declared, original, factor, served",
+    [(256, 256, 4.0, 1024), (256, None, 4.0, 1024), (1024, 256, 4.0, 1024), (512, 256, 4.0, 1024)],
+)
+def test_yarn_serves_the_scaled_length(
+    tiny_config: Fixture, declared: int, original: int | None, factor: float, served: int
+) -> None:
+    """Also where ``max_position_embeddings`` was left at the original length, as model cards tell users to do."""
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": factor}
+    rope |= {} if original is None else {"original_max_position_embeddings": original}
+    assert _max_positions(tiny_config("qwen2", max_position_embeddings=declared, rope_parameters=rope)) == served
+
+
+def test_weights_of_no_dimension_have_a_hash(tiny_config: Fixture) -> None:
+    module = transformers.AutoModelForCausalLM.from_config(tiny_config("llama"))
+    module.register_parameter("alone", torch.nn.Parameter(torch.tensor(1.0)))
+    first = _hash_tensors(module)
+    module.alone.data.fill_(2.0)
+    assert _hash_tensors(module) != first
+
+
+def test_a_tokenizer_with_more_ids_than_the_embedding_has_rows(saved: Path) -> None:
+    file = saved / "tokenizer.json"
+    file.write_text(file.read_text().replace('"c":2', '"c":97'))
+    one_line(lambda: load_model(str(saved)), "writes ids up to 97, its embedding has 97 rows")
+    file.write_text(file.read_text().replace('"c":97', '"c":96'))
+    load_model(str(saved))
+
+
+def test_heads_of_several_sizes(tiny_config: Fixture) -> None:
+    sizes = {"head_dim": 16, "global_head_dim": 32, "num_kv_shared_layers": 0, "vocab_size_per_layer_input": 97}
+    module = transformers.AutoModelForCausalLM.from_config(tiny_config("Gemma4TextConfig", **sizes))
+    one_line(lambda: wrap(module, None, name="sizes"), r"differs between layers.*\(2 of 16 or 2 of 32\)")
 
 
 def test_the_attention_function_says_when_it_is_called_from_elsewhere(tiny: Fixture) -> None:

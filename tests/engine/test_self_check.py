@@ -43,7 +43,11 @@ def module_of(config: Any) -> Any:
         ("JetMoeConfig", _JETMOE, "number or size of heads differs"),  # repeats cached heads, in another order
         ("DiffLlamaConfig", {"num_attention_heads": 4}, "attends 2 times"),
         ("NemotronConfig", {}, "drops unknown arguments"),
-        ("Gemma3nTextConfig", {"num_hidden_layers": 20, "num_kv_shared_layers": 5, "vocab_size_per_layer_input": 97}, r"caches 0 times"),
+        (
+            "Gemma3nTextConfig",
+            {"num_hidden_layers": 20, "num_kv_shared_layers": 5, "vocab_size_per_layer_input": 97},
+            r"caches 0 times",
+        ),
         ("RecurrentGemmaConfig", {}, "keep their memory elsewhere"),
     ],
 )
@@ -135,9 +139,11 @@ def test_windows_that_differ_by_one_still_do_when_narrowed(tiny: Fixture) -> Non
     assert module.config.sliding_window == 41
 
 
-def test_a_big_model_is_cut_to_its_first_layers_of_every_kind(tiny: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_big_model_is_cut_to_its_first_layers_of_every_kind(
+    tiny_config: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kinds = ["sliding_attention"] * 3 + ["full_attention"] + ["sliding_attention"] * 4
-    model = tiny("gemma3", num_hidden_layers=8, layer_types=tuple(kinds)).loaded
+    model = wrap(module_of(tiny_config("gemma3", num_hidden_layers=8, layer_types=kinds)), None, name="tiny")
     monkeypatch.setattr(self_check, "_BIG", 1000)
     found = self_check.self_check(model)
     assert (found.layers, found.position) == (4, None)

@@ -118,3 +118,19 @@ def test_a_piece_continues_the_text(plain: Any) -> None:
 def test_a_template_that_drops_contents_is_refused(plain: Any) -> None:
     with pytest.raises(ValueError, match="drops or repeats"):
         _ = Tokens(templated(plain, "{{ messages[0].role }}")).chat
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{{ m.content }}",  # never closed
+        "{{ messages[0].content | no_such_filter }}",
+        "{{ raise_exception('not for\nyou') }}",
+        "{{ messages[0].content.nothing.at_all }}",
+        "{{ 1 // 0 }}",
+    ],
+)
+def test_a_template_that_fails_is_one_line(plain: Any, template: str) -> None:
+    with pytest.raises(ValueError, match="its chat template fails") as caught:
+        _ = Tokens(templated(plain, template)).chat
+    assert "\n" not in str(caught.value)
