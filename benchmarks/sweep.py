@@ -20,7 +20,8 @@ from kvgate.evals.data.items import Exact, Item
 from kvgate.evals.data.tokens import Tokens
 from kvgate.evals.plan.cells import Column, Unit, columns, units
 from kvgate.evals.plan.config import PolicyChoice, RunConfig, SuiteChoice
-from kvgate.evals.run.runner import Runner, pages_needed
+from kvgate.evals.run.prompts import pages_needed
+from kvgate.evals.run.runner import Runner
 from kvgate.evals.suites.base import Order
 from kvgate.evals.suites.catalog import suite_class
 

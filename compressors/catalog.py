@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 from collections.abc import Callable
@@ -9,12 +10,13 @@ from importlib.metadata import entry_points
 
 from kvgate.compressors.full import Full
 from kvgate.compressors.h2o import H2O
+from kvgate.compressors.kvzip import KVzip
 from kvgate.compressors.policy import Policy
 from kvgate.compressors.sliding_window import SlidingWindow
 from kvgate.compressors.streaming_llm import StreamingLLM
 
 ENTRY_POINT_GROUP = "kvgate.policies"
-_OWN: tuple[type[Policy], ...] = (Full, SlidingWindow, StreamingLLM, H2O)
+_OWN: tuple[type[Policy], ...] = (Full, SlidingWindow, StreamingLLM, H2O, KVzip)
 
 
 def catalog() -> dict[str, type[Policy]]:
@@ -43,10 +45,15 @@ def policy_class(name: str) -> type[Policy]:
 
 
 def parameters(policy: type[Policy]) -> dict[str, inspect.Parameter]:
-    """What ``for_budget`` takes besides the budget."""
+    """What ``for_budget`` takes besides the budget: what it names; with ``**params``, fields that have a default."""
     named = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
-    found = inspect.signature(policy.for_budget).parameters
-    return {name: each for name, each in found.items() if name != "budget" and each.kind in named}
+    signature = inspect.signature(policy.for_budget).parameters
+    found = {name: each for name, each in signature.items() if name != "budget" and each.kind in named}
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in signature.values()):
+        fields = {field.name for field in dataclasses.fields(policy) if field.default is not dataclasses.MISSING}
+        made = inspect.signature(policy).parameters
+        found |= {name: each for name, each in made.items() if name in fields}
+    return found
 
 
 def check_parameters(policy: type[Policy], params: dict[str, object]) -> None:

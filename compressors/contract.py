@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kvgate.compressors.budgets import allowed, excess
 from kvgate.compressors.evidence import Evidence, Keep, in_spans
 from kvgate.compressors.policy import Policy
 
@@ -20,8 +21,10 @@ def check_keep(policy: Policy, evidence: Evidence, keep: Keep) -> None:
         raise PolicyViolation(f"policy {policy.name}: answered {slots.dtype} {tuple(slots.shape)}, expected {expected}")
     if bool((slots & ~evidence.live).any()):
         raise PolicyViolation(f"policy {policy.name}: keeps slots that are not live; keep a subset of evidence.live")
-    most = int(slots.sum(-1).max())
-    if most > policy.budget:
-        raise PolicyViolation(f"policy {policy.name}: keeps {most} tokens of a head, its budget is {policy.budget}")
+    counts = slots.sum(-1).cpu().numpy()
+    if (over := excess(policy, counts, evidence.exact_slots, evidence.length)) is not None:
+        whom = {"head": "a head", "layer": "a layer's heads", "model": "all heads"}[policy.budget_shape]
+        most = allowed(policy, counts.shape, evidence.exact_slots, evidence.length)
+        raise PolicyViolation(f"policy {policy.name}: keeps {over} tokens of {whom}, its budget is {most}")
     if evidence.protected and bool((evidence.live & ~slots & in_spans(evidence.positions, evidence.protected)).any()):
         raise PolicyViolation(f"policy {policy.name}: evicts a protected token; keep evidence.protected spans")

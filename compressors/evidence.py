@@ -6,9 +6,9 @@ W observed queries. Slots come in no particular order: ``positions`` says which 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -27,6 +27,82 @@ class Span:
 
 
 @dataclass(frozen=True)
+class LastQueries:
+    """Need: the last ``count`` queries."""
+
+    count: int
+
+    def __str__(self) -> str:
+        return f"the last {self.count} queries"
+
+
+@dataclass(frozen=True)
+class QueryMoments:
+    """Need: mean and covariance of all queries but those of the first ``skip`` tokens, before rotation."""
+
+    skip: int = 0
+
+    def __str__(self) -> str:
+        return f"query moments beyond token {self.skip}"
+
+
+Need = Literal["mass", "keys", "values", "probe"] | LastQueries | QueryMoments
+
+
+def missing(wanted: frozenset[Need], collected: frozenset[Need]) -> list[str]:
+    """What of ``wanted`` cannot be made up for, since it is gathered while tokens are fed and was not ``collected``."""
+    window = max((need.count for need in collected if isinstance(need, LastQueries)), default=0)
+    late = {"keys", "values"}  # they lie in the pages
+    return sorted(
+        str(need) for need in wanted - collected - late if not (isinstance(need, LastQueries) and need.count <= window)
+    )
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Of the queries before rotation: ``mean`` fp32 ``[L, Q, D]``, ``covariance`` fp32 ``[L, Q, D, D]``, divided by the
+    number of queries."""
+
+    mean: Tensor
+    covariance: Tensor
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a probe showed.
+
+    Attributes:
+        queries: ``[L, Q, W, D]`` in the model dtype, rotated, of every probe token.
+        lse: fp32 ``[L, Q, W]``, log of the sum of exp(logit) over everything each query attended: the context and the
+            probe's own tokens up to it. exp(logit - lse) is its attention probability.
+        first: position of the first probe token.
+    """
+
+    queries: Tensor
+    lse: Tensor
+    first: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """Constants of the model that scores may need.
+
+    Attributes:
+        scale: logits are ``scale * q . k``, then ``softcap * tanh(logit / softcap)`` if there is a ``softcap``.
+        windows: per layer, the sliding window the model declares, None for full attention.
+        encode: text to token ids without special tokens. ValueError if the model came without a tokenizer.
+        turn: ``turn(x, by, layer)``: rotary embedding of that layer on fp32 ``x`` ``[..., T, D]`` by int64 ``by``
+            ``[T]`` positions more (negative: back). ValueError if the model's rotation is not known.
+    """
+
+    scale: float
+    softcap: float | None
+    windows: tuple[int | None, ...]
+    encode: Callable[[str], list[int]]
+    turn: Callable[[Tensor, Tensor, int], Tensor]
+
+
+@dataclass(frozen=True)
 class Evidence:
     """Everything a policy may read when it decides. Read-only.
 
@@ -40,10 +116,17 @@ class Evidence:
         mass: fp32 ``[L, H, S]``, attention probability summed over all queries so far and over the query heads of
             the kv head; present if the policy ``needs`` "mass".
         queries: ``[L, Q, W, D]`` in the model dtype, the last W queries (rotated), oldest first; present if the
-            policy ``needs`` "queries".
+            policy ``needs`` LastQueries(W). Fewer where there were fewer tokens.
+        moments: of the queries; present if the policy ``needs`` QueryMoments.
         keys: call for the rotated keys ``[L, H, S, D]``; gathered from pages only when called. Present if the policy
             ``needs`` "keys".
         values: the same for the values.
+        tokens, probe: the token ids seen so far, and ``probe(ids)``, which runs extra tokens over the cached context
+            and tells what they attended. They never become context; their number is recorded. Present if the policy
+            ``needs`` "probe".
+        model: constants of the model; None where nobody supplied them.
+        exact_slots: slots that the exact run holds at this length, summed over layers and kv heads (fewer than
+            ``length`` a head where layers declare windows).
         state: whatever this policy returned with its last ``Keep`` for this sequence; None the first time.
     """
 
@@ -53,9 +136,19 @@ class Evidence:
     protected: tuple[Span, ...] = ()
     mass: Tensor | None = None
     queries: Tensor | None = None
+    moments: Moments | None = None
     keys: Callable[[], Tensor] | None = None
     values: Callable[[], Tensor] | None = None
+    tokens: Sequence[int] = ()
+    probe: Callable[[Sequence[int]], Observed] | None = None
+    model: Model | None = None
+    exact_slots: int | None = None
     state: Any = None
+
+    @property
+    def age(self) -> Tensor:
+        """int32 ``[L, H, S]``: tokens since each slot's token, 1 for the newest."""
+        return self.length - self.positions
 
 
 @dataclass(frozen=True)

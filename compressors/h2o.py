@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from kvgate.compressors.evidence import Evidence, Keep, in_spans
-from kvgate.compressors.policy import Need, Policy
+from kvgate.compressors.evidence import Evidence, Keep, Need, in_spans
+from kvgate.compressors.policy import Policy
 from kvgate.compressors.ranking import keep_highest, score_keys
 
 

@@ -13,9 +13,12 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgate.compressors.evidence import Evidence, Keep, Span
+from kvgate.compressors.evidence import Evidence, Keep, Need, Span
 
-Need = Literal["mass", "queries", "keys", "values"]
+Shape = Literal["head", "layer", "model"]
+"""Whom a budget belongs to: each kv head, the heads of a layer together, or the whole model."""
+When = Literal["step", "once"]
+"""When a policy evicts: after every step that leaves more than the budget, or once, after the prompt."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class Policy(ABC):
 
     Class attributes:
         name: catalog name.
-        needs: evidence that must be collected for it.
+        needs: evidence that must be collected for it. A property where it follows from parameters.
     """
 
     name: ClassVar[str]
@@ -77,9 +80,11 @@ class Policy(ABC):
     @classmethod
     @abstractmethod
     def for_budget(cls, budget: int, *args: Any, **params: Any) -> Self:
-        """The policy that keeps at most ``budget`` tokens per (layer, kv head). ValueError names a bad parameter.
+        """The policy that keeps at most ``budget`` tokens per (layer, kv head), on average over the heads that share a
+        budget. ValueError names a bad parameter.
 
-        Subclasses name their parameters, with defaults and their source; those are what YAML may set.
+        Subclasses name their parameters, with defaults and their source; those are what YAML may set. One that takes
+        ``**params`` takes every field of the dataclass that has a default.
         """
 
     @classmethod
@@ -90,11 +95,27 @@ class Policy(ABC):
     @property
     @abstractmethod
     def budget(self) -> int:
-        """Most live tokens per (layer, kv head) after any step."""
+        """Most live tokens per (layer, kv head) after any step; on average where heads share a budget. A policy that
+        decides ``once`` keeps the answer's tokens beside it.
+        """
+
+    @property
+    def budget_shape(self) -> Shape:
+        """Whom the budget belongs to."""
+        return "head"
+
+    @property
+    def decides(self) -> When:
+        """When it evicts."""
+        return "step"
+
+    def covers(self, prompt: int, length: int) -> bool:
+        """Whether nothing has to go: ``prompt`` tokens there were when it first decided, ``length`` at the end."""
+        return self.budget >= (prompt if self.decides == "once" else length)
 
     @abstractmethod
     def decide(self, evidence: Evidence) -> Keep:
-        """Which slots stay live. Pure. At most ``budget`` slots per (layer, kv head)."""
+        """Which slots stay live. Pure, but for probes. At most ``budget`` slots per (layer, kv head)."""
 
     def bounds(self, protected: tuple[Span, ...]) -> Bounds | None:
         """Attention bounds for tokens fed together; None: everything live is attended until the next decision."""
@@ -111,8 +132,13 @@ class Policy(ABC):
         return protected
 
     def describe(self) -> dict[str, Any]:
-        """Parameters for records and tables."""
-        return asdict(self)
+        """Parameters for records and tables; whose budget it is and when it decides where that is not the default."""
+        found = asdict(self)
+        if self.budget_shape != "head":
+            found["shape"] = self.budget_shape
+        if self.decides != "step":
+            found["when"] = self.decides
+        return found
 
 
 class BudgetTooSmall(ValueError):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kvgate.compressors.evidence import Evidence
+from kvgate.compressors.policy import Shape
 
 _LARGEST = torch.iinfo(torch.int64).max
 
@@ -42,3 +43,16 @@ def keep_newest(evidence: Evidence, forced: Tensor, count: int) -> Tensor:
     others = evidence.live & ~forced
     counts = torch.full(others.shape[:2], count, device=others.device)
     return forced | keep_highest(evidence.positions.long(), others, counts)
+
+
+def keep_highest_together(keys: Tensor, eligible: Tensor, beside: Tensor, most: int, shape: Shape) -> Tensor:
+    """The eligible slots with the highest key among heads that share a budget: bool ``[L, H, S]``.
+
+    Args:
+        keys: all different within a group of heads. ``beside``: slots that stay anyway and count.
+        most: slots of a group, ``beside`` included. ``shape``: whether a group is a layer or the model.
+    """
+    layers, heads, slots = keys.shape
+    groups = (layers, 1, heads * slots) if shape == "layer" else (1, 1, layers * heads * slots)
+    room = most - beside.reshape(groups).sum(-1)
+    return keep_highest(keys.reshape(groups), eligible.reshape(groups), room).reshape(keys.shape)

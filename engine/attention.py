@@ -20,6 +20,7 @@ from transformers.cache_utils import Cache
 from kvgate.engine.rebase import Rebase
 from kvgate.engine.store import PageStore
 from kvgate.kernels import ops
+from kvgate.kernels.torch_beside import beside
 from kvgate.kernels.types import Attention
 
 ATTENTION_NAME = "kvgate_paged"
@@ -70,7 +71,9 @@ class Step:
         slots_LTH: int64 flat slot of every new token. ``position_T``, ``lower_T``: int32.
         parts: the rows, those whose attention mass is wanted apart from the others.
         fresh: one row on an empty cache, attended straight from the new keys.
-        observe: how many of each row's last queries to keep in ``queries``.
+        observe: whether to keep all queries, and the logarithm of their softmax's denominator, layer by layer.
+        beside_LHS: one row: int64 flat slots of everything it held before, the same number in each head; attention
+            then reads them as contiguous tensors. None: through the tables.
         mass: per part, fp32 ``[R, H, P, S]`` per layer (``[1, H, T]`` when fresh), filled layer by layer.
     """
 
@@ -84,8 +87,12 @@ class Step:
     fresh: bool
     rebase: Rebase | None
     observe: bool
+    beside_LHS: Tensor | None = None
     mass: list[list[Tensor]] = field(default_factory=list)
     queries: list[Tensor] = field(default_factory=list)
+    lse: list[Tensor] = field(default_factory=list)
+    scale: float = 1.0
+    softcap: float | None = None
 
     def write(self, key: Tensor, value: Tensor, layer: int) -> None:
         """New keys and values ``[1, H, T, D]`` of one layer into their slots."""
@@ -104,6 +111,7 @@ class Step:
         """Attention output ``[1, T, Q, D]`` for queries ``[1, Q, T, D]``."""
         assert window == self.native_windows[layer], "the layer attends another window than when the model was loaded"
         q_TQD = _tokens_first(query)
+        self.scale, self.softcap = scale, softcap
         if self.observe:
             self.queries.append(q_TQD)
         if self.fresh:
@@ -113,10 +121,22 @@ class Step:
                 native_window=self.native_windows[layer], want_mass=part.want_mass, backend=self.store.backend,
             )  # fmt: skip
             self.mass.append([] if found.mass is None else [found.mass[None]])
+            self._note_lse([found])
+            return found.out[None]
+        if self.beside_LHS is not None and softcap is None and self.native_windows[layer] is None:
+            slots = self.beside_LHS[layer]
+            k_old, v_old = (pool.view(-1, pool.shape[-1])[slots] for pool in (self.store.k, self.store.v))
+            found = beside(q_TQD, k_old, v_old, _tokens_first(key), _tokens_first(value), scale=scale)
+            self._note_lse([found])
             return found.out[None]
         results = [self._paged(part, q_TQD, layer, scale, softcap) for part in self.parts]
         self.mass.append([result.mass for result in results if result.mass is not None])
+        self._note_lse(results)
         return torch.cat([result.out for result in results])[None]
+
+    def _note_lse(self, results: list[Attention]) -> None:
+        if self.observe:
+            self.lse.append(torch.cat([result.lse for result in results]))
 
     def _paged(self, part: Rows, q_TQD: Tensor, layer: int, scale: float, softcap: float | None) -> Attention:
         tokens = slice(part.first_token, part.last_token)

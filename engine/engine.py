@@ -7,23 +7,25 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from kvgate.compressors.budgets import excess
 from kvgate.compressors.contract import check_keep
-from kvgate.compressors.evidence import Evidence, Span
-from kvgate.compressors.policy import Need, Policy
+from kvgate.compressors.evidence import Evidence, Keep, Need, Observed, Span
+from kvgate.compressors.policy import Policy
+from kvgate.compressors.scored import Scored
 from kvgate.engine.attention import Step, call_model
 from kvgate.engine.gathering import gather_evidence
-from kvgate.engine.mass import clear_mass, fit_mass, move_mass
 from kvgate.engine.models import LoadedModel
-from kvgate.engine.refusals import refuse_policy
+from kvgate.engine.refusals import refuse_overflow, refuse_policy
 from kvgate.engine.sequence import Sequence
+from kvgate.engine.slots import Slots
 from kvgate.engine.steps import StepBuilder, places
 from kvgate.engine.store import PageStore
+from kvgate.engine.witness import Scores, Witness
 from kvgate.kernels.types import Backend
 from kvgate.lifecycle.pool import OutOfPages, PageError, PagePool
-from kvgate.lifecycle.tables import Geometry, Moved, Tables
+from kvgate.lifecycle.tables import Geometry, Tables
 
 DEFAULT_PAGE_SIZE = 16
 
@@ -55,6 +57,8 @@ class Engine:
         parameter = next(loaded.module.parameters())
         self.store = PageStore(self.tables, self.info.head_dim, parameter.dtype, parameter.device, backend)
         self._builder = StepBuilder(loaded.module, self.tables, self.store, self.info.native_windows)
+        self._slots = Slots(self.tables, self.store, self.info)
+        self._witness = Witness(loaded, self._slots)
 
     # -- sequences ------------------------------------------------------------------------------------------------
 
@@ -95,10 +99,10 @@ class Engine:
             refuse_policy(policy, parent, self.info)
         child = replace(parent, id=self.tables.fork(parent.id))
         if policy is not None and policy != parent.policy:
-            child.policy, child.state = policy, None
-        child.collect = child.policy.needs if child.policy else frozenset()
-        child.queries = parent.queries if child.needs("queries") else None
-        child.mass = parent.mass.clone() if parent.mass is not None and child.needs("mass") else None
+            child.policy, child.state, child.decided = policy, None, False
+        done = child.policy is None or (child.decided and child.policy.decides == "once")
+        child.gather(frozenset() if done or child.policy is None else child.policy.needs)
+        child.mass = child.mass.clone() if child.mass is not None else None
         return child
 
     def release(self, row: Sequence) -> None:
@@ -106,7 +110,7 @@ class Engine:
         self._require_held(row)
         self.tables.release(row.id)
         row.released = True
-        row.mass = row.queries = None
+        row.gather(frozenset())
 
     def resident_pages(self, row: Sequence) -> int:
         """Pages the row references, as if it ran alone."""
@@ -136,24 +140,17 @@ class Engine:
         for row in rows:
             self._require_held(row)
         counts = [len(part) for part in tokens]
-        self._refuse_overflow(rows, counts)
+        refuse_overflow(self.info, rows, counts)
         order = sorted(range(len(rows)), key=lambda index: rows[index].needs("mass"))
         ordered = [rows[index] for index in order]
         sizes = [counts[index] for index in order]
-        ids = [token for index in order for token in tokens[index]]
-        fresh = len(rows) == 1 and rows[0].length == 0 and self.tables.counts[rows[0].id].max() == 0
-        placed = self.tables.append([row.id for row in ordered], sizes, [row.length for row in ordered])
         ends = np.cumsum(sizes)
         wanted = torch.arange(ends[-1]) if every else torch.from_numpy(ends - 1)
-        try:
-            self.store.carry_out(placed)
-            step = self._builder.build(ordered, sizes, placed.slots, fresh=fresh)
-            logits = self._forward(ids, step, wanted)
-        except BaseException:
-            self._take_back(ordered, placed.slots)
-            raise
-        gather_evidence(ordered, sizes, step, [self._slots(row) for row in ordered])
+        logits, step = self._run(ordered, [tokens[index] for index in order], wanted)
+        gather_evidence(ordered, sizes, step, [self._slots.width(row) for row in ordered], self._witness.rotation)
         for index in order:
+            if rows[index].needs("probe"):
+                rows[index].tokens += tuple(tokens[index])
             try:
                 self.settle(rows[index])
             except Exception as error:
@@ -170,10 +167,8 @@ class Engine:
         self._require_held(row)
         if policy is not None:
             refuse_policy(policy, row, self.info)
-        row.policy, row.state = policy, None
-        row.collect = policy.needs if policy else frozenset()
-        row.mass = row.mass if row.needs("mass") else None
-        row.queries = row.queries if row.needs("queries") else None
+        row.policy, row.state, row.decided = policy, None, False
+        row.gather(policy.needs if policy else frozenset())
         evicted = row.evicted
         self.settle(row)
         if policy is not None and row.evicted > evicted:
@@ -181,105 +176,110 @@ class Engine:
 
     def settle(self, row: Sequence) -> None:
         """Free what the model itself no longer attends, then what the row's policy drops."""
-        self._drop_native(row)
-        if row.policy is None or int(self.tables.live_counts(row.id).max()) <= row.policy.budget:
+        self._slots.drop_native(row)
+        if row.policy is None or (row.decided and row.policy.decides == "once"):
             return
-        self.evict(row)
+        counts = self.tables.live_counts(row.id)
+        if excess(row.policy, counts, self._slots.exact(row.length), row.length) is not None:
+            self.evict(row)
 
     @torch.inference_mode()
-    def evict(self, row: Sequence, *, compact: bool = False) -> None:
-        """Ask the row's policy what stays, and free the rest. ``compact`` gathers what is left into fewer pages."""
+    def evict(self, row: Sequence, *, scores: Scores | None = None, compact: bool = False) -> None:
+        """Ask the row's policy what stays, and free the rest. ``compact`` gathers what is left into fewer pages.
+
+        ``scores``: from :meth:`score`, of the policy or one of equal ``scoring`` on a row with the same slots.
+        """
         self._require_held(row)
         assert row.policy is not None, "the exact run has no policy to ask"
+        before = row.probed
         evidence = self.evidence(row)
-        keep = row.policy.decide(evidence)
+        if scores is None:
+            keep = row.policy.decide(evidence)
+        else:
+            assert isinstance(row.policy, Scored), f"policy {row.policy.name} does not select by scores"
+            keep = Keep(row.policy.select(evidence, scores.slots))
+            row.probed = before + scores.probed
         check_keep(row.policy, evidence, keep)
         gone = int((evidence.live & ~keep.slots).sum())
-        self._retain(row, keep.slots.cpu().numpy())
+        self._slots.retain(row, keep.slots.cpu().numpy())
         row.state = keep.state
         row.evicted += gone
         row.tainted |= gone > 0
+        row.decided = True
+        if row.policy.decides == "once":
+            row.gather(frozenset())
         if compact:
             self.compact(row)
+
+    @torch.inference_mode()
+    def score(self, row: Sequence, policy: Scored) -> Scores:
+        """What ``policy`` thinks of the row's slots, for itself and its kin at other budgets; ``row`` stays."""
+        self._require_held(row)
+        refuse_policy(policy, row, self.info)
+        before = row.probed
+        slots = policy.score(self.evidence(row, policy.needs))
+        probed, row.probed = row.probed - before, before
+        return Scores(slots, probed)
+
+    @torch.inference_mode()
+    def probe(self, row: Sequence, tokens: Several[int]) -> Observed:
+        """Run extra tokens over the row's cache and see what they attend; they are forgotten at once.
+
+        ValueError where the model has no positions left for them.
+        """
+        self._require_held(row)
+        refuse_overflow(self.info, [row], [len(tokens)])
+        child = replace(row, id=self.tables.fork(row.id), policy=None, collect=frozenset())
+        held = self._slots.even(row) if self.store.device.type == "cpu" else None
+        try:
+            _, step = self._run([child], [tokens], torch.tensor([len(tokens) - 1]), observe=True, beside=held)
+        finally:
+            self.tables.release(child.id)
+        row.probed += len(tokens)
+        queries, lse = torch.stack(step.queries), torch.stack(step.lse)
+        return Observed(queries.transpose(1, 2), lse.transpose(1, 2), row.length)
 
     @torch.inference_mode()
     def compact(self, row: Sequence) -> None:
         """Gather the live slots of partly live pages, as far as the pool has room for the copies."""
         try:
-            self._follow(row, self.tables.compact(row.id))
+            self._slots.follow(row, self.tables.compact(row.id))
         except OutOfPages:
             return  # held slots are reported as held
 
-    def evidence(self, row: Sequence) -> Evidence:
-        """What the row's policy may look at."""
-        width = self.tables.width([row.id])
-        pages = self.tables.pages[row.id, :, :, :width]
-        positions = self.tables.positions[pages].reshape(*pages.shape[:2], -1)
-        return Evidence(
-            positions=torch.from_numpy(positions).to(self.store.device),
-            live=torch.from_numpy(self.tables.live_slots(row.id)).to(self.store.device),
-            length=row.length,
-            protected=row.protected,
-            mass=row.mass[..., : positions.shape[-1]] if row.mass is not None else None,
-            queries=row.queries,
-            keys=(lambda: self.store.gather(self.store.k, pages)) if row.needs("keys") else None,
-            values=(lambda: self.store.gather(self.store.v, pages)) if row.needs("values") else None,
-            state=row.state,
-        )
+    def evidence(self, row: Sequence, needs: frozenset[Need] | None = None) -> Evidence:
+        """What the row's policy may look at: what the row collects, or of that what ``needs`` asks for."""
+        return self._witness.evidence(row, row.collect if needs is None else needs, lambda ids: self.probe(row, ids))
 
     # -- internals ------------------------------------------------------------------------------------------------
+
+    def _run(
+        self,
+        rows: Several[Sequence],
+        tokens: Several[Several[int]],
+        wanted: Tensor,
+        *,
+        observe: bool = False,
+        beside: Tensor | None = None,
+    ) -> tuple[Tensor, Step]:
+        """Append and run new tokens; on failure the rows are what they were. Logits ``[len(wanted), V]``."""
+        sizes = [len(part) for part in tokens]
+        fresh = len(rows) == 1 and rows[0].length == 0 and self.tables.counts[rows[0].id].max() == 0
+        placed = self.tables.append([row.id for row in rows], sizes, [row.length for row in rows])
+        try:
+            self.store.carry_out(placed)
+            step = self._builder.build(rows, sizes, placed.slots, fresh=fresh, observe=observe)
+            step.beside_LHS = beside
+            logits = self._forward([token for part in tokens for token in part], step, wanted)
+        except BaseException:
+            self._slots.take_back(rows, placed.slots)
+            raise
+        self._witness.logit_rule = (step.scale, step.softcap)
+        return logits, step
 
     def _forward(self, ids: list[int], step: Step, wanted: Tensor) -> Tensor:
         return call_model(self._module, ids, step, wanted, self.store.device)
 
-    def _follow(self, row: Sequence, moved: Moved | None) -> None:
-        """Do a plan's copies and let the row's mass move with its slots."""
-        if moved is None:
-            return
-        self.store.carry_out(moved)
-        move_mass(row, moved.source, self.tables.live_slots(row.id))
-
-    def _drop_native(self, row: Sequence) -> None:
-        """Lossless: slots behind a layer's declared window will never be attended again."""
-        windows = self.info.native_windows
-        if not any(window and row.length >= window for window in windows):
-            return
-        live = self.tables.live_slots(row.id)
-        pages = self.tables.pages[row.id, :, :, : live.shape[-1] // self.tables.geometry.page_size]
-        positions = self.tables.positions[pages].reshape(live.shape)
-        reach = np.array([row.length - window + 1 if window else 0 for window in windows])
-        keep: NDArray[np.bool_] = live & (positions >= reach[:, None, None])
-        if keep.sum() < live.sum():
-            self._retain(row, keep)
-
-    def _take_back(self, rows: Several[Sequence], slots: NDArray[np.int64]) -> None:
-        """Undo an append whose tokens never arrived: the flat ``slots`` it handed out die again."""
-        size = self.tables.geometry.page_size
-        for row in rows:
-            live = self.tables.live_slots(row.id)
-            pages = self.tables.pages[row.id, :, :, : live.shape[-1] // size, None].astype(np.int64)
-            flat = (pages * size + np.arange(size)).reshape(live.shape)
-            fit_mass(row, live.shape[-1])
-            self._retain(row, live & ~np.isin(flat, slots))
-
-    def _retain(self, row: Sequence, keep: NDArray[np.bool_]) -> None:
-        """``keep`` ``[L, H, slots]``, a subset of the live slots; the row's mass follows."""
-        moved = self.tables.retain(row.id, keep)
-        clear_mass(row, keep)
-        self._follow(row, moved)
-
-    def _slots(self, row: Sequence) -> int:
-        return self.tables.width([row.id]) * self.tables.geometry.page_size
-
     def _require_held(self, row: Sequence) -> None:
         if row.released:
             raise PageError(f"sequence {row.id} was released")
-
-    def _refuse_overflow(self, rows: Several[Sequence], counts: Several[int]) -> None:
-        for row, count in zip(rows, counts, strict=True):
-            if count == 0:
-                raise ValueError("a row has no new tokens")
-            if row.length + count > self.info.max_positions:
-                raise ValueError(
-                    f"sequence of {row.length + count} tokens: the model has {self.info.max_positions} positions"
-                )

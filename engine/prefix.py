@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvgate.compressors.policy import Need
+from kvgate.compressors.evidence import Need
 from kvgate.engine.engine import Engine
 from kvgate.engine.sequence import Sequence
 from kvgate.lifecycle.ledger import Ledger

@@ -5,15 +5,15 @@ Silence here would mean a wrong verdict later.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Several
 from typing import TYPE_CHECKING, Any
 
-from kvgate.compressors.policy import Need, Policy
+from kvgate.compressors.evidence import missing
+from kvgate.compressors.policy import Policy
 from kvgate.engine.sequence import Sequence
 
 if TYPE_CHECKING:
     from kvgate.engine.models import ModelInfo
-
-_GATHERED: frozenset[Need] = frozenset({"mass", "queries"})  # while tokens are fed; keys and values lie in the pages
 
 
 def refuse_config(config: Any, name: str) -> None:
@@ -51,15 +51,24 @@ def refuse_policy(policy: Policy, row: Sequence, info: ModelInfo) -> None:
     that was never collected, or positions that this model's queries cannot be turned to.
     """
     policy.check(row.protected)
-    missing = policy.needs & _GATHERED - row.collect
-    if missing and row.length:
-        raise ValueError(f"policy {policy.name}: needs {', '.join(sorted(missing))}, not collected during prefill")
+    lacking = missing(policy.needs, row.collect)
+    if lacking and row.length:
+        raise ValueError(f"policy {policy.name}: needs {', '.join(lacking)}, not collected during prefill")
     bounds = policy.bounds(row.protected)
     if bounds and bounds.rebased_sinks and not info.rotates_halves:
         raise ValueError(
             f"policy {policy.name}: positions: rebased is not possible with {info.model_type}, whose rotary embedding "
             "kvgate cannot turn back; use positions: original"
         )
+
+
+def refuse_overflow(info: ModelInfo, rows: Several[Sequence], counts: Several[int]) -> None:
+    """ValueError for a row without new tokens, or with more than the model has positions for."""
+    for row, count in zip(rows, counts, strict=True):
+        if count == 0:
+            raise ValueError("a row has no new tokens")
+        if row.length + count > info.max_positions:
+            raise ValueError(f"sequence of {row.length + count} tokens: the model has {info.max_positions} positions")
 
 
 def rope_variants(text: Any) -> list[dict[str, Any]]:

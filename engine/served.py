@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgate.compressors.policy import Need, Policy
+from kvgate.compressors.evidence import Need
+from kvgate.compressors.policy import Policy
 from kvgate.engine.sink import Greedy, Sink
 from kvgate.lifecycle.states import Spec, State
 

@@ -71,7 +71,7 @@ class Server:
         self._policies = {o.budget: p for o, p in gated}
         for offer, policy in gated:
             if policy.needs:
-                needed = ", ".join(sorted(policy.needs))
+                needed = ", ".join(sorted(map(str, policy.needs)))
                 raise ValueError(
                     f"offer {offer.policy}: it needs {needed} from the prefill, which serving does not collect"
                 )

@@ -29,10 +29,19 @@ class StepBuilder:
         kinds = getattr(module.config.get_text_config(), "layer_types", None)
         self._layer_types = tuple(kinds) if kinds else None
 
-    def build(self, rows: Several[Sequence], counts: Several[int], slots: NDArray[np.int64], *, fresh: bool) -> Step:
+    def build(
+        self,
+        rows: Several[Sequence],
+        counts: Several[int],
+        slots: NDArray[np.int64],
+        *,
+        fresh: bool,
+        observe: bool = False,
+    ) -> Step:
         """``rows`` ordered with those that want mass last; ``counts`` new tokens each; ``slots`` ``[T, L, H]``.
 
-        The tables already hold the new tokens; the sequences' lengths do not count them yet.
+        The tables already hold the new tokens; the sequences' lengths do not count them yet. ``observe``: keep queries
+        even if no row asks for them.
         """
         positions = [np.arange(row.length, row.length + count) for row, count in zip(rows, counts, strict=True)]
         bounds = [row.policy.bounds(row.protected) if row.policy else None for row in rows]
@@ -57,7 +66,7 @@ class StepBuilder:
             layer_types=self._layer_types,
             fresh=fresh,
             rebase=self._rebase(bounds, lower),
-            observe=any(row.needs("queries") for row in rows),
+            observe=observe or any(row.observed for row in rows),
         )
 
     def _part(

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kvgate.compressors.policy import Need
+from kvgate.compressors.evidence import Need
 from kvgate.engine.engine import Engine
 from kvgate.engine.models import LoadedModel
 from kvgate.engine.sequence import Sequence as Row
@@ -19,7 +19,8 @@ from kvgate.evals.data.tokens import DEFAULT_DATE
 from kvgate.evals.log.records import CellRecord
 from kvgate.evals.plan.cells import Column, Unit, make_cell, units
 from kvgate.evals.run.identity import Identity, identity
-from kvgate.evals.run.runner import Runner, pages_needed
+from kvgate.evals.run.prompts import pages_needed
+from kvgate.evals.run.runner import Runner
 
 ROLLING_CHUNK = 64  # tokens between two evictions in ``loglikelihood_rolling``
 
@@ -99,6 +100,11 @@ class Bench:
         tokens = context + continuation
         item = Item("lm_eval", "rolling", 0, len(tokens), tokens, (), "rolling")
         policies = [make_cell(item, column, self.fingerprint).policy for column in self.columns]
+        for policy in policies:
+            if policy is not None and policy.decides == "once":
+                raise ValueError(
+                    f"policy {policy.name}: evicts once, after a prompt, and rolling likelihoods have none"
+                )
         needs: frozenset[Need] = frozenset().union(*(policy.needs for policy in policies if policy))
         heads = self.loaded.info.layers * self.loaded.info.kv_heads
         engine = self._engine_with(heads * (-(-len(tokens) // self.settings.page_size) + 2) * (len(policies) + 1))

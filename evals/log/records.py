@@ -85,7 +85,9 @@ class CellRecord:
         policy: catalog name; ``full`` is the exact run. ``params`` are the policy's own parameters, ``label`` how
             tables name the cell (policy, mode and requested budget). ``settings``: the parameters that the plan gives
             beside the budget; with the policy's name they tell its family. None in records of before they were kept.
-        budget: tokens per (layer, kv head); None for the exact run. ``ratio`` is what it was resolved from, if any.
+        budget: tokens per (layer, kv head), on average where ``params`` name a shape that shares it; a policy that
+            decides "once" keeps what comes after the prompt beside it. None for the exact run. ``ratio`` is what it was
+            resolved from, if any.
         length, depth, task: the slice. ``cluster``: items sharing it count as one observation.
         score: mean over the scored turns, in [0, 1].
         evicted_tokens: slots evicted, mean over layers and kv heads, over the whole cell.
@@ -99,6 +101,7 @@ class CellRecord:
         facts_kept: for each span of context tokens that holds the evidence, token by token, the share of (layer, kv
             head) lists that still attend the token when the first answer starts, in whole percent. None where the
             suite names no such span.
+        probe_tokens: extra tokens run over the context for the policy's evidence, as if it ran alone.
     """
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = STRICT
@@ -133,6 +136,7 @@ class CellRecord:
     nan: bool
     facts_kept: tuple[tuple[Percent, ...], ...] | None = None
     settings: Mapping[Name, Scalar | tuple[Scalar, ...]] | None = None
+    probe_tokens: Count = 0
     schema_version: int = SCHEMA_VERSION
 
     @property

@@ -19,8 +19,8 @@ from kvgate.evals.plan.cells import Column, Unit, columns, units
 from kvgate.evals.plan.config import RunConfig, SuiteChoice
 from kvgate.evals.run.early_stopping import items_in, round_units, rounds
 from kvgate.evals.run.identity import Identity, identity
+from kvgate.evals.run.prompts import pages_needed
 from kvgate.evals.run.provenance import provenance
-from kvgate.evals.run.runner import pages_needed
 from kvgate.evals.suites.base import Order
 from kvgate.evals.suites.catalog import suite_class
 from kvgate.lifecycle.tables import Geometry

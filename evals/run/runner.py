@@ -13,15 +13,18 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from kvgate.compressors.evidence import Span
-from kvgate.compressors.policy import Need, Policy
+from kvgate.compressors.evidence import Need, Span
+from kvgate.compressors.policy import Policy
+from kvgate.compressors.scored import Scored
 from kvgate.engine.engine import Engine
 from kvgate.engine.generate import Generated, continuation_scores, generate, likelihoods
 from kvgate.engine.sequence import Sequence as Row
+from kvgate.engine.witness import Scores
 from kvgate.evals.data.items import Choice, External, Fidelity, Item, Turn, candidates_of
 from kvgate.evals.log.records import CellRecord, TurnRecord
 from kvgate.evals.plan.cells import Cell, Unit
 from kvgate.evals.run.fidelity import Followed, follow
+from kvgate.evals.run.prompts import by_prompt, prompt_of
 from kvgate.evals.scoring.scores import score_answer, score_choice
 from kvgate.lifecycle.tables import Tables
 
@@ -48,7 +51,7 @@ class Runner:
     """Runs units on one engine.
 
     Args:
-        engine: with enough pages for a unit (see :func:`pages_needed`).
+        engine: with enough pages for a unit (see :func:`kvgate.evals.run.prompts.pages_needed`).
         tokenizer: decodes answers for scoring and for readers.
         config_hash: written into every record.
     """
@@ -75,15 +78,17 @@ class Runner:
 
     def _start(self, unit: Unit, running: list[_Running]) -> None:
         """Prefill each context once, evict once per policy and context, and fork a row for every cell."""
-        for prompt, cells in _by_prompt(unit.cells):
+        for prompt, cells in by_prompt(unit.cells):
             needs: frozenset[Need] = frozenset().union(*(cell.policy.needs for cell in cells if cell.policy))
             protected = tuple(Span(*span) for span in cells[0].item.protected)
             snapshot = self._exact(prompt, needs, protected)
             evicted: dict[str, Row] = {}
+            scores: dict[tuple[Any, ...], Scores] = {}
             try:
                 for cell in cells:
                     label = cell.column.label
-                    row = self._engine.fork(evicted[label]) if label in evicted else self._evicted(snapshot, cell)
+                    known = label in evicted
+                    row = self._engine.fork(evicted[label]) if known else self._evicted(snapshot, cell, scores)
                     evicted[label] = row
                     running.append(_Running(cell, row))
             finally:
@@ -96,10 +101,17 @@ class Runner:
             return self._engine.begin(needs=needs, protected=protected)
         return self._engine.prefill(prompt, needs=needs, protected=protected)[0]
 
-    def _evicted(self, snapshot: Row, cell: Cell) -> Row:
+    def _evicted(self, snapshot: Row, cell: Cell, scores: dict[tuple[Any, ...], Scores]) -> Row:
+        """``scores``: of this snapshot so far, shared by all budgets and shapes of a policy."""
         row = self._engine.fork(snapshot, cell.policy)
-        if cell.policy is not None and row.length:
-            self._engine.evict(row, compact=True)
+        if cell.policy is None or not row.length:
+            return row
+        found = None
+        if isinstance(cell.policy, Scored):
+            key = cell.policy.scoring()
+            found = scores[key] if key in scores else self._engine.score(snapshot, cell.policy)
+            scores[key] = found
+        self._engine.evict(row, scores=found, compact=True)
         return row
 
     # -- turns ----------------------------------------------------------------------------------------------------
@@ -238,7 +250,7 @@ class Runner:
             turns=tuple(entry.turns),
             evicted_tokens=row.evicted / self._heads,
             native=cell.policy is not None and is_native(cell.policy, self._engine.info.native_windows),
-            covered=cell.policy is not None and cell.policy.budget >= row.length,
+            covered=cell.policy is not None and cell.policy.covers(len(prompt_of(item)), row.length),
             floored=cell.floored,
             resident_bytes=entry.resident,
             logical_bytes=entry.logical,
@@ -248,6 +260,7 @@ class Runner:
             nan=entry.nan,
             facts_kept=entry.facts_kept,
             settings=dict(cell.column.params),
+            probe_tokens=row.probed,
         )
 
 
@@ -269,30 +282,3 @@ def is_native(policy: Policy, windows: Sequence[int | None]) -> bool:
     """Whether the model itself attends no further than the policy keeps, in every layer."""
     bounds = policy.bounds(())
     return bounds is not None and all(window is not None and window <= bounds.window for window in windows)
-
-
-def pages_needed(engine_heads: int, page_size: int, unit: Unit) -> int:
-    """Most pages the unit can hold at once, snapshots and copies included."""
-
-    def pages(tokens: int) -> int:
-        return engine_heads * (-(-tokens // page_size) + 2)
-
-    total = sum(pages(len(prompt)) for prompt, _ in _by_prompt(unit.cells))
-    for cell in unit.cells:
-        spoken = cell.item.longest - len(cell.item.context)
-        kept = min(cell.budget or cell.item.longest, cell.item.longest)
-        forks = [candidate for turn in cell.item.turns for candidate in candidates_of(turn)]
-        total += pages(kept + spoken) + sum(pages(len(fork)) for fork in forks)
-    return total
-
-
-def _prompt(item: Item) -> tuple[int, ...]:
-    """What is prefilled exactly before the eviction."""
-    return item.context + item.turns[0].prompt[:-1] if item.protocol == "whole_prompt" else item.context
-
-
-def _by_prompt(cells: Sequence[Cell]) -> list[tuple[tuple[int, ...], list[Cell]]]:
-    groups: dict[tuple[object, ...], list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault((_prompt(cell.item), cell.item.protected), []).append(cell)
-    return [(_prompt(found[0].item), found) for found in groups.values()]

@@ -93,7 +93,7 @@ def test_another_distribution_cannot_replace_our_own(outside: str, tmp_path: Pat
 @pytest.mark.parametrize(
     "name, says",
     [
-        ("h20", "policy 'h20' is unknown; known: full, h2o, sliding_window, streaming_llm"),
+        ("h20", f"policy 'h20' is unknown; known: {', '.join(sorted(catalog()))}"),
         ("", "is unknown"),
         ("no_such_module:Class", "No module named 'no_such_module'"),
         ("kvgate.compressors.h2o:H3O", "has no attribute 'H3O'"),

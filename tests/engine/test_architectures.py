@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from kvgate.compressors.evidence import LastQueries
 from kvgate.compressors.h2o import H2O
 from kvgate.compressors.sliding_window import SlidingWindow
 from kvgate.compressors.streaming_llm import StreamingLLM
@@ -44,10 +45,10 @@ def test_prefill_in_chunks_is_prefill(
 ) -> None:
     model, tokens = tiny(name), text(43)
     engine = model.engine(prefill_chunk=chunk)
-    row, last = engine.prefill(tokens, needs=frozenset({"mass", "queries"}))
+    row, last = engine.prefill(tokens, needs=frozenset({"mass", LastQueries(32)}))
     close(last, model.logits(tokens)[-1])
     whole = model.engine()
-    other, _ = whole.prefill(tokens, needs=frozenset({"mass", "queries"}))
+    other, _ = whole.prefill(tokens, needs=frozenset({"mass", LastQueries(32)}))
     assert row.mass is not None
     assert other.mass is not None
     assert live_tokens(engine, row) == live_tokens(whole, other)
@@ -97,7 +98,7 @@ def test_evidence_shows_the_model_s_keys_values_queries_and_attention(tiny: Call
     """What an outside policy may build on (SnapKV needs queries and keys) is what transformers itself computes."""
     model, tokens = tiny("llama"), text(40)
     engine = model.engine()
-    everything = frozenset({"mass", "queries", "keys", "values"})
+    everything = frozenset({"mass", LastQueries(32), "keys", "values"})
     row, _ = engine.prefill(tokens[:21], needs=everything)
     engine.extend([row], [tokens[21:24]])
     for token in tokens[24:]:

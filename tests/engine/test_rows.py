@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from kvgate.compressors.contract import PolicyViolation
-from kvgate.compressors.evidence import Evidence, Keep, Span
+from kvgate.compressors.evidence import Evidence, Keep, LastQueries, Need, Span
 from kvgate.compressors.h2o import H2O
-from kvgate.compressors.policy import BudgetTooSmall, Need, Policy
+from kvgate.compressors.policy import BudgetTooSmall, Policy
 from kvgate.compressors.sliding_window import SlidingWindow
 from kvgate.compressors.streaming_llm import StreamingLLM
 from kvgate.engine.engine import Engine
@@ -371,7 +371,7 @@ def test_state_belongs_to_the_sequence_and_stays_with_its_policy(tiny: Fixture, 
 
 def test_rows_without_mass_or_queries_carry_none(tiny: Fixture, text: Fixture) -> None:
     engine = tiny("llama").engine()
-    parent, _ = engine.prefill(text(30), needs=frozenset({"mass", "queries"}))
+    parent, _ = engine.prefill(text(30), needs=frozenset({"mass", LastQueries(32)}))
     assert parent.mass is not None
     row: Sequence = engine.fork(parent, SlidingWindow(5))
     engine.extend([row], [[5]])

@@ -1,0 +1,41 @@
+"""Which tokens a unit prefills exactly, and how many pages it may hold at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvgate.evals.data.items import Item, candidates_of
+from kvgate.evals.plan.cells import Cell, Unit
+
+PROBE_PROMPT = 128  # tokens that a probe may add to a repetition of the prompt
+
+
+def pages_needed(engine_heads: int, page_size: int, unit: Unit) -> int:
+    """Most pages the unit can hold at once, snapshots and copies included."""
+
+    def pages(tokens: int) -> int:
+        return engine_heads * (-(-tokens // page_size) + 2)
+
+    prompts = by_prompt(unit.cells)
+    total = sum(pages(len(prompt)) for prompt, _ in prompts)
+    if any(cell.policy is not None and "probe" in cell.policy.needs for cell in unit.cells):
+        total += max(pages(len(prompt) + PROBE_PROMPT) for prompt, _ in prompts)
+    for cell in unit.cells:
+        spoken = cell.item.longest - len(cell.item.context)
+        kept = min(cell.budget or cell.item.longest, cell.item.longest)
+        forks = [candidate for turn in cell.item.turns for candidate in candidates_of(turn)]
+        total += pages(kept + spoken) + sum(pages(len(fork)) for fork in forks)
+    return total
+
+
+def prompt_of(item: Item) -> tuple[int, ...]:
+    """What is prefilled exactly before the eviction."""
+    return item.context + item.turns[0].prompt[:-1] if item.protocol == "whole_prompt" else item.context
+
+
+def by_prompt(cells: Sequence[Cell]) -> list[tuple[tuple[int, ...], list[Cell]]]:
+    """Cells grouped by what is prefilled and what is protected, with that prompt."""
+    groups: dict[tuple[object, ...], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((prompt_of(cell.item), cell.item.protected), []).append(cell)
+    return [(prompt_of(found[0].item), found) for found in groups.values()]
