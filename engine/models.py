@@ -94,7 +94,7 @@ def load_model(
     if missing := sorted(report["missing_keys"]):  # transformers would fill them with random numbers
         raise ValueError(f"model {name!r}: its weights lack {len(missing)} tensors, {missing[0]} among them")
     revision = getattr(config, "_commit_hash", None) or "local"
-    weights = _hash_folder(Path(source)) if Path(source).is_dir() else _hash_tensors(module)
+    weights = hash_folder(Path(source)) if Path(source).is_dir() else _hash_tensors(module)
     return wrap(module.to(device), tokenizer, name=name, revision=revision, weights_hash=weights)
 
 
@@ -183,7 +183,8 @@ def _check_folder(folder: Path, name: str) -> None:
         raise ValueError(f"model {name!r}: {folder} has no weights (*.safetensors)")
 
 
-def _hash_folder(folder: Path) -> str:
+def hash_folder(folder: Path) -> str:
+    """BLAKE2b-128 over names and contents of a model folder's weight files and its ``config.json``."""
     total = hashlib.blake2b(digest_size=16)
     for file in sorted([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin"), folder / "config.json"]):
         total.update(f"{file.name} {sha256(file)}\n".encode())

@@ -1,8 +1,8 @@
-"""Canary configs: what a rollout tool is told, for enabled policies only, and only inside what was tested."""
+"""Canary configs: what a rollout tool is told, for enabled policies of verified runs, only inside what was tested."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +11,24 @@ import yaml
 from kvgate.evals.leaderboard.board import samples_hash
 from kvgate.evals.leaderboard.finished import FinishedRun
 from kvgate.evals.log.records import SCHEMA_VERSION
-from kvgate.evals.log.run_folder import write_text
+from kvgate.evals.log.run_folder import write_text, writing
+from kvgate.evals.log.verification import Verification
+
+Verify = Callable[[FinishedRun], Verification]
 
 
 class NotEnabled(Exception):
     """The verdict does not allow a canary; the message says why."""
 
 
-def canary_config(run: FinishedRun, label: str, protocol: str | None = None, gate: str | None = None) -> dict[str, Any]:
-    """The canary of one row. Raises NotEnabled with the verdict's reasons, ValueError for an unknown row.
+def canary_config(
+    run: FinishedRun, label: str, verify: Verify, protocol: str | None = None, gate: str | None = None
+) -> dict[str, Any]:
+    """The canary of one row. Raises NotEnabled with the verdict's or the verification's reasons, ValueError for an
+    unknown row.
 
-    The verdict is made again from the samples; a leaderboard file that says otherwise changes nothing.
+    The verdict is made again from the samples; a leaderboard file that says otherwise changes nothing. ``verify``
+    builds the run's items and scores its answers again, so that records which say otherwise change nothing either.
     """
     board = run.leaderboard(gate)
     rows = [row for row in board["rows"] if row["label"] == label and protocol in (None, row["protocol"])]
@@ -31,21 +38,28 @@ def canary_config(run: FinishedRun, label: str, protocol: str | None = None, gat
     refused = [row for row in rows if row["status"] != "enable"]
     if refused:
         raise NotEnabled("; ".join(f"{_title(row)} is {row['status']}: {_why(row)}" for row in refused))
-    return _config(run, board, rows)
+    verification = verify(run)
+    if not verification.passed or verification.head != run.head:
+        more = f" (and {verification.more} more)" if verification.more else ""
+        raise NotEnabled(f"the run does not pass `kvgate verify`: {'; '.join(verification.faults)}{more}")
+    return _config(run, board, rows, verification)
 
 
 def write_canary(
-    run: FinishedRun, label: str, folder: Path, protocol: str | None = None, gate: str | None = None
+    run: FinishedRun, label: str, folder: Path, verify: Verify, protocol: str | None = None, gate: str | None = None
 ) -> Path:
-    """Write the canary of one row as YAML and return its path."""
-    config = canary_config(run, label, protocol, gate)
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write the canary of one row as YAML and return its path. ValueError where it cannot be written."""
+    config = canary_config(run, label, verify, protocol, gate)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{''.join(c if c.isalnum() or c in '._-' else '-' for c in label)}.yaml"
     write_text(path, yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
     return path
 
 
-def _config(run: FinishedRun, board: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _config(
+    run: FinishedRun, board: Mapping[str, Any], rows: list[dict[str, Any]], verification: Verification
+) -> dict[str, Any]:
     gate, model, first = board["gate"], run.manifest["provenance"]["model"], rows[0]
     shadow = gate["shadow_only"]
     return {
@@ -82,6 +96,8 @@ def _config(run: FinishedRun, board: Mapping[str, Any], rows: list[dict[str, Any
             "gate": gate["name"],
             "config_hash": board["config_hash"],
             "samples_hash": samples_hash(run.records),
+            "seal": run.head,
+            "verified": {"items": verification.items, "cells": verification.cells},
             "git": run.manifest["provenance"]["git"],
             "code_hash": run.manifest["provenance"]["code_hash"],
             "reasons": [reason for row in rows for reason in row["reasons"]],

@@ -25,7 +25,7 @@ from kvgate.evals.plan.config import RunConfig, parse_plan
 class FinishedRun:
     """What a finished run's folder holds, all but its leaderboard.
 
-    ``stop``: of a run that was to stop when decided, where and why it did.
+    ``stop``: of a run that was to stop when decided, where and why it did. ``head``: of its seal.
     """
 
     path: Path
@@ -33,6 +33,7 @@ class FinishedRun:
     records: tuple[CellRecord, ...]
     checks: Mapping[str, Any]
     stop: Mapping[str, Any] | None = None
+    head: str = ""
 
     def leaderboard(self, gate: str | None = None) -> dict[str, Any]:
         """The leaderboard by the run's own gate, or by another."""
@@ -56,8 +57,7 @@ def load_run(path: Path) -> FinishedRun:
     if stop is not None:
         check_stop(stop, str(path / STOP))
     _require_whole(records, None if stop else manifest["items"], path / SAMPLES)
-    require_sealed(path)
-    return FinishedRun(path, manifest, records, checks, stop)
+    return FinishedRun(path, manifest, records, checks, stop, require_sealed(path).head)
 
 
 def _require_whole(records: Sequence[CellRecord], items: int | None, path: Path) -> None:

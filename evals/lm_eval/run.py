@@ -62,14 +62,12 @@ def run_lm_eval(
     metrics = {name: metric_of(name, task, options.metric) for name, task in tasks.items()}
     loaded = load_model(config.model, dtype=config.dtype, revision=config.revision)
     plan = asdict(replace(config, suites=tuple(_suite(name, metrics[name], options) for name in tasks)))
-    configs = {name: json.dumps(task.dump_config(), default=lambda value: type(value).__name__, sort_keys=True)
-               for name, task in tasks.items()}  # fmt: skip
     settings = Settings(config.page_size, config.prefill_chunk, config.batch_rows, config.date)
     who = identity(settings, loaded.info, loaded.tokenizer)
-    config_hash = who.config_hash(plan, [digest(configs)])
+    config_hash = who.config_hash(plan, [tasks_hash(tasks)])
     _claim(out, config_hash)
     bench = Bench(loaded, found, settings, config_hash, report)
-    scored = {column.label: _evaluate(bench, column.label, tasks, metrics, options) for column in found}
+    scored = {column.label: evaluated(bench, column.label, tasks, metrics, options) for column in found}
     records = records_of(bench, scored, gate.min_slice_clusters)
     raw = [record for answers in bench.records.values() for record in answers.values()]
     checks = run_checks(bench.runner(bench.units), bench.units, raw)
@@ -91,6 +89,16 @@ def run_lm_eval(
     board = load_run(out).leaderboard()
     write_json(out / LEADERBOARD, board)
     return board
+
+
+def tasks_hash(tasks: Mapping[str, Any]) -> str:
+    """BLAKE2b-128 of what lm-eval's tasks are configured to do: these stand for the items, which lm-eval makes."""
+    return digest(
+        {
+            name: json.dumps(task.dump_config(), default=lambda value: type(value).__name__, sort_keys=True)
+            for name, task in tasks.items()
+        }
+    )
 
 
 def load_tasks(names: list[str], options: LmEvalOptions) -> dict[str, Any]:
@@ -135,7 +143,7 @@ def metric_of(name: str, task: Any, asked: str | None) -> str:
     return wanted
 
 
-def _evaluate(
+def evaluated(
     bench: Bench, label: str, tasks: Mapping[str, Any], metrics: Mapping[str, str], options: LmEvalOptions
 ) -> dict[str, list[Scored]]:
     """One column's scores, task by task."""

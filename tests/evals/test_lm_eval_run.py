@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from tiny_model import save_tiny_model
 from kvgate.cli.main import main
 from kvgate.evals.leaderboard.finished import load_run
 from kvgate.evals.lm_eval.records import nominal_lengths
-from kvgate.evals.log.run_folder import LEADERBOARD, MANIFEST, SAMPLES
+from kvgate.evals.log.names import LEADERBOARD, MANIFEST, SAMPLES
+from kvgate.evals.log.run_folder import write_seal
 
 WORDS = ["amber", "birch", "cedar", "dune", "ember", "fjord", "grove", "heath", "islet", "jetty"]
 DOCUMENTS = 12
@@ -159,8 +161,22 @@ def test_a_policy_that_loses_nothing_is_enabled_and_gets_a_canary(made: dict[str
     row = json.loads((out / LEADERBOARD).read_text())["rows"][0]
     if row["policy_score"] == 1.0:
         assert row["status"] == "enable", row["reasons"]
-        assert main(["canary", str(out), "--policy", row["label"]]) == 0
+        assert main(["canary", str(out), "--policy", row["label"], "--include-path", made["tasks"]]) == 0
     assert row["evicted_tokens"] > 0
+
+
+def test_answers_are_scored_again_by_lm_eval(made: dict[str, Any], done: Path, tmp_path: Path, capsys: Any) -> None:
+    assert main(["verify", str(done), "--include-path", made["tasks"]]) == 0
+    assert f"{3 * DOCUMENTS} items built and {9 * DOCUMENTS} answers scored again" in capsys.readouterr().out
+    forged = tmp_path / "forged"
+    shutil.copytree(done, forged)
+    rows = [json.loads(line) for line in (forged / SAMPLES).read_text().splitlines()]
+    place = next(place for place, row in enumerate(rows) if row["score"] == 0.0)
+    rows[place]["score"] = rows[place]["turns"][0]["score"] = 1.0
+    (forged / SAMPLES).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_seal(forged)
+    assert main(["verify", str(forged), "--include-path", made["tasks"]]) == 1
+    assert "score is 1.0, made again it is 0.0" in capsys.readouterr().out
 
 
 @pytest.mark.slow

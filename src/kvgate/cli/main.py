@@ -16,6 +16,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "gate": ("gate", "judge a finished run by a gate"),
     "canary": ("canary", "emit the canary config of an enabled policy"),
     "show": ("show", "show a finished run"),
+    "verify": ("verify", "build and score a finished run again from its plan"),
     "policies": ("policies", "list the policies"),
     "suites": ("suites", "list the suites"),
     "plan": ("plan", "what a plan would run; with --power, the items its gate needs"),
