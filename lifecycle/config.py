@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, ClassVar
 
 from kvgate import strict_yaml
-from kvgate.typed import read_text
+from kvgate.typed import STRICT, parse, read_text
 
 LARGEST = 1 << 20  # bytes of a settings file
+MOST = 1e12  # of any number; what is allocated by has limits of its own
+LIMITS: Mapping[str, tuple[int, float]] = {
+    "page_size": (1, 4096),
+    "tokens_per_step": (1, 1 << 24),
+    "max_running": (1, 1 << 20),
+    "aging_rounds": (1, MOST),
+    "admission.points": (1, 4096),
+    "admission.outlook_rounds": (1, MOST),
+    "estimator.bins": (1, 4096),
+    "estimator.refresh_rounds": (1, MOST),
+    "recovery.host_blocks": (0, 1 << 24),
+    "fair.window": (1, 1 << 20),
+}
+"""Least and most of settings, by name; others are from 0 to :data:`MOST`."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +41,8 @@ class AdmissionConfig:
         bypass_reach: how far behind the heads of the line to look for one that fits.
         resume_rounds: rounds after which a preempted request only needs to fit now, whatever the forecast says.
     """
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = STRICT
 
     reserve: float = 0.01
     watermark_per_level: float = 0.01
@@ -48,6 +64,8 @@ class EstimatorConfig:
         prior_mean: mean share before anything was seen, and prior_weight: how many requests that belief counts as.
         memory: finished requests remembered. refresh_rounds: rounds between two updates.
     """
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = STRICT
 
     bins: int = 64
     prior_mean: float = 0.28
@@ -71,6 +89,8 @@ class PreemptionConfig:
         protect_rounds: rounds after admission in which a request lifted by aging is no victim of a more urgent one.
     """
 
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = STRICT
+
     priority: float = 4.0
     reclaimable: float = 0.5
     recompute: float = 1.0
@@ -92,6 +112,8 @@ class RecoveryConfig:
         bytes_per_block: payload of one block over all layers and kv heads.
         host_blocks: blocks the host area can hold; 0 switches swapping off.
     """
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = STRICT
 
     out_bytes_per_s: float = 8e9
     in_bytes_per_s: float = 8e9
@@ -115,6 +137,8 @@ class TenantConfig:
         degrade: it accepts a gated eviction policy instead of waiting.
     """
 
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = STRICT
+
     weight: float = 1.0
     max_concurrency: int | None = None
     token_budget: int | None = None
@@ -127,6 +151,8 @@ class TenantConfig:
 @dataclass(frozen=True)
 class FairConfig:
     """Virtual token counters (see tenants.py). ``window`` is the rounds over which min_share is measured."""
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = STRICT
 
     prompt_weight: float = 1.0
     output_weight: float = 2.0
@@ -146,6 +172,8 @@ class ManagerConfig:
         tenants: by name; the entry "default" serves every other name, without it unknown tenants are refused.
     """
 
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = STRICT
+
     page_size: int = 16
     tokens_per_step: int = 2048
     max_running: int = 256
@@ -159,45 +187,12 @@ class ManagerConfig:
     tenants: dict[str, TenantConfig] = field(default_factory=lambda: {"default": TenantConfig()})
 
 
-def _build(kind: type[Any], raw: Any, where: str) -> Any:
-    if not isinstance(raw, dict):
-        raise ValueError(f"{where}: {raw!r} is not a mapping of settings")
-    hints = get_type_hints(kind)
-    names = {f.name for f in dataclasses.fields(kind)}
-    values: dict[str, Any] = {}
-    for key, value in raw.items():
-        if key not in names:
-            raise ValueError(f"{where}: unknown key {key!r}; known: {', '.join(sorted(names))}")
-        hint = hints[key]
-        if key == "tenants":
-            if not isinstance(value, dict):
-                raise ValueError(f"{where}.tenants: {value!r} is not a mapping of tenant names")
-            values[key] = {str(n): _build(TenantConfig, v or {}, f"{where}.tenants.{n}") for n, v in value.items()}
-        elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            values[key] = _build(hint, value, f"{where}.{key}")
-        else:
-            values[key] = _number(value, hint, f"{where}.{key}")
-    return kind(**values)
-
-
-def _number(value: Any, hint: Any, where: str) -> Any:
-    if value is None and hint in (int | None, float | None):
-        return None
-    if hint is bool:
-        if not isinstance(value, bool):
-            raise ValueError(f"{where}: {value!r} is not true or false")
-        return value
-    whole = hint in (int, int | None)
-    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or value < 0:
-        raise ValueError(f"{where}: {value!r} is not a non-negative {'integer' if whole else 'number'}")
-    return value if whole else float(value)
-
-
 def validate(config: ManagerConfig) -> ManagerConfig:
     """Refuse settings that cannot work: ValueError naming the field, its value and the remedy."""
-    for name in ("page_size", "tokens_per_step", "max_running", "aging_rounds"):
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name} is {getattr(config, name)}, needs at least 1")
+    for name, value in _numbers(config):
+        least, most = LIMITS.get(name, (0, MOST))
+        if not least <= value <= most:
+            raise ValueError(f"{name} is {value:g}, needs {least} to {most:g}")
     shares = sum(t.min_share for t in config.tenants.values())
     if shares > 1.0:
         raise ValueError(f"tenants: min_share adds up to {shares:g}, needs at most 1; lower some")
@@ -210,10 +205,31 @@ def validate(config: ManagerConfig) -> ManagerConfig:
     return config
 
 
+def _numbers(settings: Any, inside: str = "") -> Iterator[tuple[str, float]]:
+    """Every number of a configuration, by the name it has in YAML."""
+    for spec in fields(settings):
+        value = getattr(settings, spec.name)
+        inner = value.items() if isinstance(value, dict) else [("", value)]
+        for key, entry in inner:
+            name = f"{inside}{spec.name}{f'.{key}' if key else ''}"
+            if is_dataclass(entry):
+                yield from _numbers(entry, f"{name}.")
+            elif isinstance(entry, int | float) and not isinstance(entry, bool):
+                yield name, entry
+
+
 def parse_config(raw: Any, where: str = "config") -> ManagerConfig:
-    """Settings from plain YAML data. Raises ValueError naming an unknown key or a wrong value."""
-    config: ManagerConfig = _build(ManagerConfig, raw or {}, where)
-    return validate(config)
+    """Settings from plain YAML data; nothing at all means the defaults, also for a tenant that is only named.
+
+    Raises ValueError naming an unknown key or a wrong value.
+    """
+    given = {} if raw is None else raw
+    if isinstance(given, dict) and isinstance(given.get("tenants"), dict):
+        given = {**given, "tenants": {name: {} if own is None else own for name, own in given["tenants"].items()}}
+    try:
+        return validate(parse(ManagerConfig, given, where))
+    except ValueError as error:
+        raise ValueError(str(error) if str(error).startswith(where) else f"{where}: {error}") from error
 
 
 def load_config(path: Path) -> ManagerConfig:

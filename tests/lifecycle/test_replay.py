@@ -220,15 +220,15 @@ def test_malformed_tables_and_missing_files_are_named(tmp_path: Path) -> None:
     "raw, named",
     [
         ({"page": 3}, "unknown key 'page'"),
-        ({"admission": {"zz": 1}}, r"c.admission: unknown key 'zz'"),
-        ({"page_size": -1}, r"c.page_size: -1"),
+        ({"admission": {"zz": 1}}, r"c: admission: unknown key 'zz'"),
+        ({"page_size": -1}, r"c: page_size is -1"),
         ({"page_size": 0}, "page_size is 0"),
         ({"tenants": {"a": {"weight": 0}}}, r"tenants.a.weight is 0"),
         ({"tenants": {"a": {"min_share": 0.7}, "b": {"min_share": 0.7}}}, "adds up to 1.4"),
-        ({"tenants": {"a": {"degrade": 1}}}, "not true or false"),
-        ({"tenants": 3}, "not a mapping of tenant names"),
+        ({"tenants": {"a": {"degrade": 1}}}, r"tenants\.a\.degrade is 1; give a valid boolean"),
+        ({"tenants": 3}, "tenants is 3; give"),
         ({"admission": {"reserve": 0.99, "watermark_max": 0.5}}, "needs under 1"),
-        ([1], "not a mapping of settings"),
+        ([1], "c: give an object"),
     ],
 )
 def test_settings_that_cannot_work_are_named(raw: object, named: str) -> None:
