@@ -6,7 +6,7 @@ TORCH ?= 2.13.0
 RESULTS ?= results/quick
 .DEFAULT_GOAL := help
 
-.PHONY: help setup run test fast lint bench check-triton clean
+.PHONY: help setup run enable test fast lint bench check-triton clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -26,6 +26,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt Makefile
 
 run: setup  ## the main job: three suites, exact and ten policy cells on the embedded model, with verdicts
 	$(BIN)/kvgate run --plan quick --out $(RESULTS)
+
+enable: setup  ## what may carry traffic: the production gate on the embedded model, resumable, canary configs at its end
+	$(BIN)/kvgate run --plan production --out results/production
 
 test: setup  ## the whole test suite
 	$(BIN)/python -m pytest

@@ -8,15 +8,27 @@ import inspect
 from collections.abc import Callable
 from importlib.metadata import entry_points
 
+from kvgate.compressors.expected_attention import ExpectedAttention
 from kvgate.compressors.full import Full
 from kvgate.compressors.h2o import H2O
+from kvgate.compressors.h2o_normalised import H2ONormalised
+from kvgate.compressors.keydiff import KeyDiff
+from kvgate.compressors.knorm import Knorm
 from kvgate.compressors.kvzip import KVzip
 from kvgate.compressors.policy import Policy
+from kvgate.compressors.pyramid_kv import PyramidKV
+from kvgate.compressors.r_kv import RKV
+from kvgate.compressors.random_choice import RandomChoice
 from kvgate.compressors.sliding_window import SlidingWindow
+from kvgate.compressors.snapkv import SnapKV
 from kvgate.compressors.streaming_llm import StreamingLLM
+from kvgate.compressors.tova import TOVA
 
 ENTRY_POINT_GROUP = "kvgate.policies"
-_OWN: tuple[type[Policy], ...] = (Full, SlidingWindow, StreamingLLM, H2O, KVzip)
+_OWN: tuple[type[Policy], ...] = (
+    Full, SlidingWindow, StreamingLLM, H2O, H2ONormalised, KVzip, KeyDiff, SnapKV, PyramidKV, TOVA, ExpectedAttention,
+    Knorm, RKV, RandomChoice,
+)  # fmt: skip
 
 
 def catalog() -> dict[str, type[Policy]]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+from torch import Tensor
+
 from kvgate.compressors.evidence import Evidence, Keep, Need, in_spans
 from kvgate.compressors.policy import Policy
 from kvgate.compressors.ranking import keep_highest, score_keys
@@ -30,7 +32,7 @@ class H2O(Policy):
     def __post_init__(self) -> None:
         if self.heavy < 0 or self.recent < 0 or self.heavy + self.recent < 1:
             raise ValueError(
-                f"policy h2o: heavy {self.heavy}, recent {self.recent}: not negative, one of them at least 1"
+                f"policy {self.name}: heavy {self.heavy}, recent {self.recent}: not negative, one of them at least 1"
             )
 
     @classmethod
@@ -38,7 +40,7 @@ class H2O(Policy):
         """``recent`` tokens of the budget for the window; None: half of it, rounded up."""
         recent = -(-budget // 2) if recent is None else recent
         if recent > budget:
-            raise ValueError(f"policy h2o: recent {recent} is larger than the budget {budget}")
+            raise ValueError(f"policy {cls.name}: recent {recent} is larger than the budget {budget}")
         return cls(heavy=budget - recent, recent=recent)
 
     @property
@@ -46,12 +48,16 @@ class H2O(Policy):
         return self.heavy + self.recent
 
     def decide(self, evidence: Evidence) -> Keep:
-        assert evidence.mass is not None, "h2o needs attention mass"
         positions, live = evidence.positions, evidence.live
         protected = live & in_spans(positions, evidence.protected)
         recent = live & ~protected & (positions >= evidence.length - self.recent)
         room = (self.budget - protected.sum(-1)).clamp_min(0)
         recent = keep_highest(positions.long(), recent, room)
         others = live & ~protected & ~recent
-        heavy = keep_highest(score_keys(evidence.mass, positions), others, room - recent.sum(-1))
+        heavy = keep_highest(score_keys(self.weight(evidence), positions), others, room - recent.sum(-1))
         return Keep(protected | recent | heavy)
+
+    def weight(self, evidence: Evidence) -> Tensor:
+        """fp32 ``[L, H, S]``, what heavy hitters are heavy in."""
+        assert evidence.mass is not None, "h2o needs attention mass"
+        return evidence.mass

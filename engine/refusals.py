@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Several
 from typing import TYPE_CHECKING, Any
 
-from kvgate.compressors.evidence import missing
+from kvgate.compressors.evidence import QueryMoments, missing
 from kvgate.compressors.policy import Policy
 from kvgate.engine.sequence import Sequence
 
@@ -54,6 +54,11 @@ def refuse_policy(policy: Policy, row: Sequence, info: ModelInfo) -> None:
     lacking = missing(policy.needs, row.collect)
     if lacking and row.length:
         raise ValueError(f"policy {policy.name}: needs {', '.join(lacking)}, not collected during prefill")
+    if any(isinstance(need, QueryMoments) for need in policy.needs) and not info.rotates_halves:
+        raise ValueError(
+            f"policy {policy.name}: needs queries before rotation, and kvgate cannot turn the rotary embedding of "
+            f"{info.model_type}; use another policy"
+        )
     bounds = policy.bounds(row.protected)
     if bounds and bounds.rebased_sinks and not info.rotates_halves:
         raise ValueError(
