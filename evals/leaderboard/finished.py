@@ -19,6 +19,7 @@ from kvgate.evals.log.run_folder import CHECKS, LEADERBOARD, MANIFEST, SAMPLES, 
 from kvgate.evals.log.seal import require_sealed
 from kvgate.evals.plan.cells import columns
 from kvgate.evals.plan.config import RunConfig, parse_plan
+from kvgate.typed import is_file, is_folder
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class FinishedRun:
 
 def load_run(path: Path) -> FinishedRun:
     """A finished run. ValueError if a file is missing, torn, or of another run or version."""
-    if not path.is_dir():
-        raise ValueError(f"results folder {path}: no such folder")
+    if not is_folder(path):
+        raise ValueError(f"results folder {str(path)!r:.200}: no such folder")
     manifest, checks = read_json(path / MANIFEST), read_json(path / CHECKS)
     check_manifest(manifest, str(path / MANIFEST))
     check_checks(checks, str(path / CHECKS))
@@ -97,8 +98,8 @@ def recorded_plan(manifest: Mapping[str, Any]) -> RunConfig:
 
 def stored_leaderboard(path: Path) -> dict[str, Any]:
     """The leaderboard as written. ValueError if the run has none yet, or one that this version did not write."""
-    if not (path / LEADERBOARD).is_file():
-        raise ValueError(f"results folder {path}: no {LEADERBOARD}; finish the run with `kvgate run`")
+    if not is_file(path / LEADERBOARD):
+        raise ValueError(f"results folder {str(path)!r:.200}: no {LEADERBOARD}; finish the run with `kvgate run`")
     board: dict[str, Any] = read_json(path / LEADERBOARD)
     version = board.get("schema_version") if isinstance(board, dict) else None
     if version != SCHEMA_VERSION:

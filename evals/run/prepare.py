@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -24,6 +25,8 @@ from kvgate.evals.run.provenance import provenance
 from kvgate.evals.suites.base import Order
 from kvgate.evals.suites.catalog import suite_class
 from kvgate.lifecycle.tables import Geometry
+
+GIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,7 @@ def make_work(config: RunConfig, tokenizer: Any, who: Identity) -> Work:
     """Items, columns and units of a plan. ValueError for what cannot be built."""
     found = columns(config)
     items = [item for choice in config.suites for item in build_items(choice, tokenizer, config)]
+    _require_distinct(items)
     until = config.until_decided
     if until is None:
         made: tuple[tuple[Unit, ...], ...] = (tuple(units(items, found, config.batch_rows, who.fingerprint)),)
@@ -142,6 +146,14 @@ def make_work(config: RunConfig, tokenizer: Any, who: Identity) -> Work:
     return Work(config, who, tuple(items), tuple(found), made)
 
 
+def _require_distinct(items: Sequence[Item]) -> None:
+    """ValueError for an item that two entries of a plan make."""
+    seen: dict[str, Item] = {}
+    for item in items:
+        if seen.setdefault(item.item_hash, item) is not item:
+            raise ValueError(f"item {item.suite}/{item.task}/{item.index}: made twice; list each suite and length once")
+
+
 def _require_room(prepared: Prepared) -> None:
     """ValueError for an item longer than the model, a pool smaller than a batch, a policy the model cannot take."""
     config, info = prepared.config, prepared.loaded.info
@@ -151,12 +163,28 @@ def _require_room(prepared: Prepared) -> None:
                 f"item {item.suite}/{item.task}/{item.index}: needs {item.longest} positions, the model has "
                 f"{info.max_positions}; ask for shorter lengths"
             )
-    if 0 < config.pages < (needed := most_pages(prepared)):
+    needed = most_pages(prepared)
+    if 0 < config.pages < needed:
         raise ValueError(f"plan {config.name}: pages is {config.pages}, a batch may need {needed}; use 0 or that many")
+    page = 2 * config.page_size * info.head_dim * (4 if info.dtype == "float32" else 2)  # bytes of K and V
+    if (wanted := (config.pages or needed) * page) > (most := _memory(info.device)):
+        raise ValueError(
+            f"plan {config.name}: its pages take {wanted / GIB:.1f} GiB, {info.device} has {most / GIB:.1f} GiB; ask "
+            "for fewer batch_rows, shorter lengths or fewer pages"
+        )
     for cell in (cell for unit in prepared.units for cell in unit.cells):
         if cell.policy is not None:
             row = Row(0, protected=tuple(Span(*span) for span in cell.item.protected))
             refuse_policy(cell.policy, row, info)
+
+
+def _memory(device: str) -> int:
+    """Bytes of the device's whole memory."""
+    if device == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info()[1])
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def most_pages(prepared: Prepared) -> int:

@@ -18,7 +18,16 @@ from kvgate.engine.models import ModelInfo
 _PACKAGES = ("torch", "transformers", "triton", "numpy", "scipy")
 _ROOMS = ("compressors", "engine", "evals", "kernels", "lifecycle")
 # What reads a finished run: editing it changes no answer, no score and no record.
-_READING = ("evals/judge", "evals/leaderboard", "evals/report", "evals/stats", "evals/run/rerun.py", "lifecycle/lab")
+_READING = (
+    "evals/judge",
+    "evals/leaderboard",
+    "evals/report",
+    "evals/stats",
+    "evals/run/rerun.py",
+    "evals/run/verify.py",
+    "evals/lm_eval/verify.py",
+    "lifecycle/lab",
+)
 _SIMD = ("sse4", "avx", "amx", "fma", "f16c", "asimd", "sve", "bf16", "i8mm")
 _SIMD_SETTINGS = (
     "ATEN_CPU_CAPABILITY",

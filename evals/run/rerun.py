@@ -175,7 +175,7 @@ def _units(prepared: Prepared, run: FinishedRun, wanted: Wanted) -> tuple[list[U
 def _lines(path: Path) -> dict[tuple[str, str], bytes]:
     """Raw lines by item and label."""
     found = {}
-    for line in (path / SAMPLES).read_bytes().splitlines():
+    for line in (path / SAMPLES).read_bytes().split(b"\n")[:-1]:
         row = json.loads(line)
         found[row["item_hash"], row["label"]] = line
     return found

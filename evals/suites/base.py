@@ -18,6 +18,7 @@ from kvgate.evals.data.tokens import Tokens
 
 DEFAULT_COUNTS: Mapping[int, int] = {512: 5, 1024: 5, 2048: 1}
 DEFAULT_DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
+MOST_OPTION = 1 << 24  # of a number among a suite's options
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,15 @@ class Suite(ABC):
         return [task for task in self.tasks if (task in asked if asked else task not in self.optional)]
 
     def settled(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The suite's options with the given ones. ValueError for an unknown one."""
-        return {**self.options, **_known("option", options, self.options, self.name)}
+        """The suite's options with the given ones. ValueError for an unknown one, or a value unlike the default."""
+        _known("option", options, self.options, self.name)
+        for name, value in options.items():
+            default = self.options[name]
+            if type(value) is not type(default) or (isinstance(value, int) and not 0 <= value <= MOST_OPTION):
+                kind = "a text" if isinstance(default, str) else f"a whole number from 0 to {MOST_OPTION}"
+                kind = "true or false" if isinstance(default, bool) else kind
+                raise ValueError(f"suite {self.name}: option {name} is {value!r:.80}; give {kind}")
+        return {**self.options, **options}
 
 
 class Generated(Suite):

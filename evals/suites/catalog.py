@@ -25,32 +25,52 @@ OWN: tuple[type[Suite], ...] = (Retrieval, Code, MultiTurn, Instructions, Shared
 HUB: tuple[type[Suite], ...] = (HubRuler, HubLongBench, HubLongBench2, HubSCBench, HubRepoBench, HubLongMemEval)
 
 
-def catalog() -> dict[str, type[Suite]]:
-    """Name -> class: kvgate's own, then installed entry points. ValueError if two claim one name."""
-    found = {suite.name: suite for suite in (*OWN, *HUB)}
+def catalog() -> tuple[dict[str, type[Suite]], dict[str, str]]:
+    """Name -> class of kvgate's own suites and those of installed packages, and name -> why of those left out.
+
+    What is wrong with one package's suite (it cannot be imported, it claims a name that is taken) leaves out that suite
+    alone.
+    """
+    found: dict[str, type[Suite]] = {suite.name: suite for suite in (*OWN, *HUB)}
+    broken: dict[str, str] = {}
     for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
         if point.name in found:
-            raise ValueError(f"suite {point.name!r}: {point.value} claims a name that is taken; uninstall or rename it")
-        found[point.name] = _checked(point.value, point.load())
-    return found
+            broken[point.name] = (
+                f"suite {point.name!r}: {point.value} claims a name that is taken; uninstall or rename it"
+            )
+            continue
+        try:
+            found[point.name] = _load(point.value)
+        except ValueError as error:
+            broken[point.name] = str(error)
+    return found, broken
 
 
 def suite_class(name: str) -> type[Suite]:
     """The class behind a catalog name or ``module:Class``. ValueError names what there is."""
     if ":" in name:
         return _load(name)
-    known = catalog()
-    if name not in known:
-        raise ValueError(f"suite {name!r} is unknown; known: {', '.join(sorted(known))}, or module:Class")
-    return known[name]
+    own = {suite.name: suite for suite in (*OWN, *HUB)}
+    if name in own:
+        return own[name]
+    known, broken = catalog()
+    if name in known:
+        return known[name]
+    raise ValueError(
+        broken.get(name) or f"suite {name!r:.200} is unknown; known: {', '.join(sorted(known))}, or module:Class"
+    )
 
 
 def _load(reference: str) -> type[Suite]:
     module, _, attribute = reference.partition(":")
     try:
-        return _checked(reference, getattr(importlib.import_module(module), attribute))
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"suite {reference!r} cannot be imported: {error}") from error
+        found: object = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # whatever goes wrong in others' code
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"suite {reference!r:.200} cannot be imported: {reason[:200]}") from error
+    return _checked(reference, found)
 
 
 def _checked(reference: str, found: object) -> type[Suite]:

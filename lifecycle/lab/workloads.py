@@ -6,13 +6,20 @@ Formats: the project's own JSONL, Mooncake JSONL (512-token hash ids) and Azure 
 from __future__ import annotations
 
 import csv
-import json
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
 
 from kvgate.lifecycle.states import Spec
+from kvgate.typed import MIB, STRICT, decode_json, parse, read_text
+
+LARGEST = 1024 * MIB  # bytes of a file
+MOST_TOKENS = 1 << 24  # of a prompt or an answer
+LATEST = 1 << 53  # steps or milliseconds: whole numbers that a float still tells apart
 
 MOONCAKE_BLOCK = 512
 
@@ -36,88 +43,115 @@ class Arrival:
     blocks: tuple[int, ...] = ()
 
 
-def _integer(row: dict[str, Any], key: str, where: str, low: int) -> int:
-    value = row.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise ValueError(f"{where}: {key} is {value!r}, needs an integer of at least {low}")
-    return value
+Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+Moment = Annotated[int, Field(ge=0, le=LATEST)]
+Name = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
-def _own_row(row: dict[str, Any], where: str) -> Arrival:
-    cancel = row.get("cancel_at_step")
-    out_len = _integer(row, "out_len", where, 1)
-    max_tokens = _integer(row, "max_tokens", where, 1)
-    if out_len > max_tokens:
-        raise ValueError(f"{where}: out_len {out_len} is over max_tokens {max_tokens}")
-    identifier, tenant = row.get("id"), row.get("tenant", "default")
-    if not isinstance(identifier, str) or not isinstance(tenant, str):
-        raise ValueError(f"{where}: id and tenant need to be strings, not {identifier!r} and {tenant!r}")
-    spec = Spec(
-        identifier,
-        _integer(row, "prompt_len", where, 1),
-        max_tokens,
-        tenant,
-        _integer(row, "priority", where, 0) if "priority" in row else 0,
-    )
-    at = _integer(row, "arrive_step", where, 0)
-    return Arrival(spec, at, out_len, None if cancel is None else _integer(row, "cancel_at_step", where, 0))
+@dataclass(frozen=True)
+class OwnLine:
+    """A line of the project's own JSONL. ``prefix_id`` and ``prefix_len``, which say what is shared, are not used."""
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = STRICT
+
+    id: Name
+    arrive_step: Moment
+    prompt_len: Tokens
+    out_len: Tokens
+    max_tokens: Tokens
+    tenant: Name = "default"
+    priority: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    cancel_at_step: Moment | None = None
+    prefix_id: str | None = None
+    prefix_len: Annotated[int, Field(ge=0, le=MOST_TOKENS)] = 0
+
+    def arrival(self, where: str) -> Arrival:
+        """ValueError if it would say more than it may."""
+        if self.out_len > self.max_tokens:
+            raise ValueError(f"{where}: out_len {self.out_len} is over max_tokens {self.max_tokens}")
+        spec = Spec(self.id, self.prompt_len, self.max_tokens, self.tenant, self.priority)
+        return Arrival(spec, self.arrive_step, self.out_len, self.cancel_at_step)
 
 
-def _mooncake_row(row: dict[str, Any], where: str, index: int) -> Arrival:
-    hashes = row.get("hash_ids")
-    if not isinstance(hashes, list) or not all(isinstance(h, int) and h >= 0 for h in hashes):
-        raise ValueError(f"{where}: hash_ids needs a list of non-negative integers")
-    out = max(1, _integer(row, "output_length", where, 0))
-    spec = Spec(f"m{index}", _integer(row, "input_length", where, 1), out)
-    return Arrival(spec, _integer(row, "timestamp", where, 0), out, None, tuple(hashes))
+@dataclass(frozen=True)
+class MooncakeLine:
+    """A line of a Mooncake trace; an answer without tokens counts as one."""
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = STRICT
+
+    timestamp: Moment
+    input_length: Tokens
+    output_length: Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+    hash_ids: Annotated[tuple[Annotated[int, Field(ge=0, lt=1 << 63)], ...], Field(max_length=MOST_TOKENS)]
+
+    def arrival(self, number: int) -> Arrival:
+        """The request of line ``number``."""
+        out = max(1, self.output_length)
+        return Arrival(Spec(f"m{number}", self.input_length, out), self.timestamp, out, None, self.hash_ids)
 
 
-def _jsonl(path: Path, lines: list[str]) -> list[Arrival]:
+def _jsonl(path: Path, text: str) -> list[Arrival]:
     arrivals: list[Arrival] = []
-    for number, line in enumerate(lines, 1):
+    kinds: set[bool] = set()
+    for number, line in enumerate(text.split("\n"), 1):
         where = f"{path.name}:{number}"
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
+        row = decode_json(line, where)
         if not isinstance(row, dict):
             raise ValueError(f"{where}: needs an object, not {type(row).__name__}")
-        arrivals.append(_mooncake_row(row, where, number) if "hash_ids" in row else _own_row(row, where))
+        kinds.add("hash_ids" in row)
+        if len(kinds) > 1:
+            raise ValueError(f"{where}: lines of a Mooncake trace and of an own workload in one file; split it")
+        made = parse(MooncakeLine, row, where).arrival(number) if "hash_ids" in row else None
+        arrivals.append(made or parse(OwnLine, row, where).arrival(where))
     return arrivals
 
 
-def _azure(path: Path, lines: list[str]) -> list[Arrival]:
+def _azure(path: Path, text: str) -> list[Arrival]:
     arrivals: list[Arrival] = []
     start: datetime | None = None
-    for number, row in enumerate(csv.DictReader(lines), 2):
+    for number, row in enumerate(_table(path, text), 2):
         where = f"{path.name}:{number}"
         try:
-            # Seven fractional digits in the files; datetime takes six.
-            stamp = datetime.fromisoformat(row["TIMESTAMP"][:26])
+            stamp = datetime.fromisoformat(row["TIMESTAMP"])
             prompt, out = int(row["ContextTokens"]), int(row["GeneratedTokens"])
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{where}: needs TIMESTAMP, ContextTokens, GeneratedTokens, got {dict(row)}") from error
-        if prompt < 1 or out < 0:
-            raise ValueError(f"{where}: lengths {prompt} and {out} need at least 1 and 0")
+            raise ValueError(
+                f"{where}: needs TIMESTAMP, ContextTokens, GeneratedTokens, got {str(dict(row))[:200]}"
+            ) from error
+        if not (1 <= prompt <= MOST_TOKENS and 0 <= out <= MOST_TOKENS):
+            raise ValueError(f"{where}: lengths {prompt} and {out} need at least 1 and 0, and at most {MOST_TOKENS}")
         start = start or stamp
+        if (stamp.tzinfo is None) != (start.tzinfo is None):
+            raise ValueError(
+                f"{where}: {row['TIMESTAMP']}: some lines have a time zone and some have none; give all one"
+            )
         at = (stamp - start).total_seconds() * 1000.0
         arrivals.append(Arrival(Spec(f"a{number}", prompt, max(1, out)), at, max(1, out)))
-    return arrivals
+    earliest = min((arrival.at for arrival in arrivals), default=0.0)
+    return [replace(arrival, at=arrival.at - earliest) for arrival in arrivals]
+
+
+def _table(path: Path, text: str) -> Iterator[dict[str, Any]]:
+    try:
+        yield from csv.DictReader(line.removesuffix("\r") for line in text.split("\n"))
+    except csv.Error as error:
+        raise ValueError(f"{path.name}: not a table: {error}") from error
 
 
 def load_workload(path: Path) -> tuple[list[Arrival], str]:
     """Arrivals in order of time, and their time unit: "step" for own workloads, "ms" for traces.
 
-    Raises ValueError naming file and line for anything malformed, duplicated or empty.
+    Times of a trace count from its earliest line. Raises ValueError naming file and line for anything malformed,
+    duplicated or empty.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path.name}: cannot be read: {error}") from error
+        text = read_text(path, LARGEST)
+    except ValueError as error:
+        raise ValueError(f"{path.name!r:.200}: cannot be read: {error}") from error
     csv_like = path.suffix == ".csv"
-    arrivals = _azure(path, lines) if csv_like else _jsonl(path, lines)
+    arrivals = _azure(path, text) if csv_like else _jsonl(path, text)
     if not arrivals:
         raise ValueError(f"{path.name}: no requests in it")
     seen: set[str] = set()

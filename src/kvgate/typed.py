@@ -28,7 +28,7 @@ Kind = TypeVar("Kind")
 
 def read_bytes(path: Path, limit: int, what: str = "") -> bytes:
     """A file's bytes. ValueError where there is no such file, a folder, no permission, or more than ``limit`` bytes."""
-    name = f"{what} {path}".strip()
+    name = f"{what} {str(path)[:200]}".strip()
     try:
         if path.is_dir():
             raise ValueError(f"{name}: is a folder; name a file")
@@ -51,10 +51,19 @@ def read_text(path: Path, limit: int, what: str = "") -> str:
         raise ValueError(f"{what} {path}: not UTF-8 text at byte {error.start}".strip()) from error
 
 
-def is_file(name: str) -> bool:
+def is_file(name: str | Path) -> bool:
     """Whether there is such a file; False for a name that no file can have."""
+    return _there(name, Path.is_file)
+
+
+def is_folder(name: str | Path) -> bool:
+    """Whether there is such a folder; False for a name that no folder can have."""
+    return _there(name, Path.is_dir)
+
+
+def _there(name: str | Path, asked: Callable[[Path], bool]) -> bool:
     try:
-        return Path(name).is_file()
+        return asked(Path(name))
     except (OSError, ValueError):
         return False
 
@@ -110,12 +119,12 @@ def parse(kind: type[Kind], raw: Any, where: str) -> Kind:
         text = json.dumps(_plain(raw, where))
     except ValueError as error:
         raise ValueError(f"{where}: {error}" if not str(error).startswith(where) else str(error)) from error
-    return _validated(kind, lambda adapter: adapter.validate_json(text), where)
+    return _validated(kind, lambda adapter: adapter.validate_json(text, strict=True), where)
 
 
 def parse_json(kind: type[Kind], data: str | bytes, where: str) -> Kind:
     """One JSON document as ``kind``: quicker than :func:`decode_json` and :func:`parse`; for lines of large files."""
-    return _validated(kind, lambda adapter: adapter.validate_json(data), where)
+    return _validated(kind, lambda adapter: adapter.validate_json(data, strict=True), where)
 
 
 def _validated(kind: type[Kind], validate: Callable[[TypeAdapter[Kind]], Kind], where: str) -> Kind:

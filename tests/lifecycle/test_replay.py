@@ -188,10 +188,11 @@ GOOD = '{"id": "a", "arrive_step": 0, "prompt_len": 3, "out_len": 2, "max_tokens
     [
         ("{", r"w.jsonl:1: not JSON"),
         ("[1]", r"w.jsonl:1: needs an object"),
+        (GOOD.replace('"out_len": 2', '"out_len": 2, "outlen": 3'), r"w.jsonl:1: unknown key 'outlen'"),
         (GOOD + "\n" + GOOD.replace("3", "-3"), r"w.jsonl:2: prompt_len is -3"),
         (GOOD.replace('"out_len": 2', '"out_len": "x"'), r"out_len is 'x'"),
         (GOOD.replace('"out_len": 2', '"out_len": 9'), r"out_len 9 is over max_tokens 2"),
-        (GOOD.replace('"a"', "7"), r"id and tenant need to be strings"),
+        (GOOD.replace('"a"', "7"), r"id is 7; give a valid string"),
         (GOOD + "\n\n" + GOOD, r"id 'a' appears twice"),
         ("\n", r"no requests in it"),
         ('{"timestamp": 1, "input_length": 4, "output_length": 1, "hash_ids": [-1]}', r"hash_ids"),

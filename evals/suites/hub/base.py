@@ -179,12 +179,12 @@ def _read(file: Path, pattern: str) -> Iterator[Row]:
     try:
         if file.suffix == ".zip":
             with zipfile.ZipFile(file) as archive, archive.open(pattern.partition(".zip/")[2]) as inner:
-                yield from _json_rows(inner.read().decode("utf-8"))
+                yield from _json_rows(inner.read().decode("utf-8-sig"))
         elif file.suffix == ".parquet":
             yield from _parquet_rows(file)
         else:
-            yield from _json_rows(file.read_text("utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, zipfile.BadZipFile, OSError) as error:
+            yield from _json_rows(file.read_text("utf-8-sig"))
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, zipfile.BadZipFile, OSError, RecursionError) as error:
         raise ValueError(f"data file {file.name} cannot be read: {error}; download it again") from error
 
 
@@ -197,7 +197,11 @@ def _parquet_rows(file: Path) -> Iterator[Row]:
 
 def _json_rows(text: str) -> Iterator[Row]:
     """A JSON array, or one object a line. Not through ``datasets``: it refuses columns of mixed types."""
-    parsed = json.loads(text) if text.lstrip().startswith("[") else map(json.loads, text.splitlines())
+    parsed = (
+        json.loads(text)
+        if text.lstrip().startswith("[")
+        else (json.loads(line) for line in text.split("\n") if line.strip())
+    )
     for row in parsed:
         if not isinstance(row, dict):
             raise json.JSONDecodeError("a row is not an object", text, 0)

@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
 
 import kvgate
 from kvgate.cli.output import BAD_INPUT, BROKEN_PIPE, INTERRUPTED
@@ -43,9 +44,17 @@ Measures KV-cache eviction policies against exact full-KV runs of your model, an
 _EPILOG = "exit codes: 0 done, 1 the gate was not passed where --enforce asked for it (or no canary), 2 bad input"
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong with a command line in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Leave with exit code 2."""
+        self.exit(BAD_INPUT, f"{self.prog}: {' '.join(message.split())[:400]}; see {self.prog} --help\n")
+
+
 def build_parser(asked: str | None = None) -> argparse.ArgumentParser:
     """The command line with the options of the command ``asked`` for; of the others it knows names and purpose."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="kvgate", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"kvgate {kvgate.__version__}")
@@ -69,7 +78,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         failure = _stdout_failure()
         if failure is None or failure.errno != error.errno:  # a file's or a socket's
-            raise
+            if os.environ.get("KVGATE_DEBUG"):
+                raise
+            name = f"{error.filename!s:.200}: " if error.filename else ""
+            print(f"kvgate: {name}{error.strerror or error}", file=sys.stderr)
+            return BAD_INPUT
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         if isinstance(failure, BrokenPipeError):  # the reader, such as head, has seen enough
             return BROKEN_PIPE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,7 +22,9 @@ def add_parser(subparsers: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Print the suites, wrapped to the terminal (piped: to COLUMNS, or 80)."""
-    found = suites()
+    found, broken = suites()
+    for why in broken.values():
+        print(f"kvgate: left out: {why}", file=sys.stderr)
     if options.json:
         print(json.dumps(found, indent=1))
         return 0
@@ -30,11 +33,12 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def suites() -> dict[str, Any]:
-    """Name -> what the class says about itself, by name."""
+def suites() -> tuple[dict[str, Any], dict[str, str]]:
+    """Name -> what the class says about itself, by name; and why others are left out."""
     from kvgate.evals.suites.catalog import catalog
 
-    return {
+    known, broken = catalog()
+    found = {
         name: {
             "measures": suite.measures,
             "why_eviction_hurts": suite.why_eviction_hurts,
@@ -44,8 +48,9 @@ def suites() -> dict[str, Any]:
                 task: {"about": about, "optional": task in suite.optional} for task, about in suite.tasks.items()
             },
         }
-        for name, suite in sorted(catalog().items())
+        for name, suite in sorted(known.items())
     }
+    return found, broken
 
 
 def _lines(name: str, entry: Mapping[str, Any], width: int) -> Iterator[str]:

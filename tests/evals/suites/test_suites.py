@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvgate.cli.main import main
 from kvgate.evals.data.items import Choice, Exact, Item, Recall
 from kvgate.evals.data.tokens import Tokens
 from kvgate.evals.scoring.scores import score_answer
@@ -253,10 +254,35 @@ def test_a_suite_from_outside_by_entry_point(outside: Path) -> None:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[kvgate.suites]\nmine = outside_suites:Mine\n")
-    assert catalog()["mine"].name == "mine"
+    assert catalog()[0]["mine"].name == "mine"
     (info / "entry_points.txt").write_text("[kvgate.suites]\nretrieval = outside_suites:Mine\n")
-    with pytest.raises(ValueError, match="claims a name that is taken"):
-        catalog()
+    found, broken = catalog()
+    assert found["retrieval"] is not suite_class("outside_suites:Mine")
+    assert "claims a name that is taken" in broken["retrieval"]
+
+
+@pytest.mark.parametrize(
+    "code, says",
+    [("raise SystemError('no licence')", "no licence"), ("import no_such_thing", "no_such_thing"), ("x = 1", "Mine")],
+)
+def test_a_broken_suite_of_another_package_breaks_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: str, says: str
+) -> None:
+    info = tmp_path / "broken-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[kvgate.suites]\nbroken = broken_suites:Mine\n")
+    (tmp_path / "broken_suites.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "broken_suites", raising=False)
+    assert suite_class("retrieval").name == "retrieval"
+    with pytest.raises(ValueError, match=says):
+        suite_class("broken")
+    assert main(["suites"]) == 0
+    said = capsys.readouterr()
+    assert "retrieval: " in said.out
+    assert says in said.err
+    assert len(said.err.splitlines()) == 1
 
 
 SCRIPT = """
