@@ -63,7 +63,7 @@ class Served:
     @property
     def from_scratch(self) -> bool:
         """Whether every prompt token has to be computed: evidence or logits of cached ones are not known."""
-        return bool(self.needs & {"mass", "queries"}) or self.sink.reads_prompt
+        return bool(self.needs - {"keys", "values"}) or self.sink.reads_prompt
 
     def known(self) -> NDArray[np.int64]:
         """Token ids known so far: prompt and sampled."""

@@ -180,7 +180,11 @@ class Server:
         """A row is under its policy now: what it holds or what fills its budget is enough, plus one block."""
         policy = self.store.rows[slot].policy
         assert policy is not None, "no policy took over"
+        if policy.budget_shape != "head":
+            return  # a head's pages may grow while others' shrink: what the exact row needs stays promised
         most = max(self.store.blocks_held(slot), self.manager.blocks_for(policy.budget))
+        if policy.decides == "once":
+            most += self.manager.blocks_for(self._live[slot].spec.max_tokens)
         self.manager.requests.cap[slot] = most + 1
 
     def _degrade(self, slot: int, row: Sequence) -> None:

@@ -43,6 +43,7 @@ class Answer:
         emit: takes a Piece; tick: told of each token; both called in the thread of the loop.
         logprobs: likeliest tokens to name; None for none.
         echo: log-probabilities of the prompt's tokens are wanted too.
+        text: all that was handed out so far.
     """
 
     tokenizer: Any
@@ -53,6 +54,7 @@ class Answer:
     tick: Callable[[], None] = lambda: None
     logprobs: int | None = None
     echo: bool = False
+    text: str = ""
     prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
     _tokens: int = 0
     _pending: list[TokenLogprob] = field(default_factory=list)
@@ -105,6 +107,7 @@ class Answer:
 
     def _give(self, text: str, *, last: bool = False) -> None:
         if text or last:
+            self.text += text
             self.emit(Piece(text, self._tokens, tuple(self._pending)))
             self._tokens, self._pending = 0, []
 

@@ -35,9 +35,11 @@ def build_app(service: Service) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        service.router.start()
         service.driver.start()
         yield
         await asyncio.to_thread(service.driver.stop)
+        await asyncio.to_thread(service.router.stop)
 
     routes = [
         Route("/v1/chat/completions", api.chat, methods=["POST"]),

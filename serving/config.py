@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from kvgate import strict_yaml
 from kvgate.lifecycle.config import ManagerConfig, parse_config
+from kvgate.typed import read_text
 
 # While somebody else's prompt is computed, a round of 512 tokens bounds the gap between two tokens of a running answer
 # (0.4 s for the embedded model on two CPU cores); a GPU takes the manager's own 2048.
 DEFAULT_LIFECYCLE: ManagerConfig = parse_config({"tokens_per_step": 512, "max_running": 64}, "serve")
+_LARGEST = 1 << 20  # bytes of a settings file
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -79,11 +79,7 @@ def parse_serve_config(raw: Any, where: str = "config") -> ServeConfig:
 
 def load_serve_config(path: Path) -> ServeConfig:
     """Settings from a YAML file. ValueError in one line where it cannot be read."""
-    try:
-        raw = strict_yaml.load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: cannot be read as YAML: {str(error).splitlines()[0]}") from error
-    return parse_serve_config(raw, path.name)
+    return parse_serve_config(strict_yaml.load(read_text(path, _LARGEST, "config"), str(path)), path.name)
 
 
 def _mapping(raw: Any, where: str, kind: type[Any]) -> dict[str, Any]:

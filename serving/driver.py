@@ -118,6 +118,10 @@ class Driver:
         """Requests on their way, roughly."""
         return len(self._jobs)
 
+    def jobs(self) -> list[Job]:
+        """Requests on their way. Only in the driver's thread."""
+        return list(self._jobs.values())
+
     def start(self) -> None:
         """Begin."""
         self._thread.start()

@@ -8,7 +8,7 @@ import json
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from kvgate.compressors.policy import Policy
@@ -31,12 +31,16 @@ _SPENT = {Reason.TOKEN_BUDGET, Reason.CONCURRENCY, Reason.PAGE_QUOTA}
 
 @dataclass(frozen=True)
 class Route:
-    """How one answer is made. ``arm``: exact, canary, or shadow (exact with a shadow beside it)."""
+    """How one answer is made. ``arm``: exact, canary, or shadow (exact with a shadow beside it).
+
+    ``in_scope``: an exact answer that the canary's is measured against.
+    """
 
     arm: str = "exact"
     policy: Policy | None = None
     beside: Beside | None = None
     label: str = "exact"
+    in_scope: bool = False
 
     def told(self) -> dict[str, Any]:
         """For the usage field and the header."""
@@ -56,22 +60,17 @@ class Asked:
 class Router(Protocol):
     """Decides how answers are made, and learns how they turned out. Called in the event loop, but for ``done``."""
 
+    def start(self) -> None:
+        """The server starts."""
+
+    def stop(self) -> None:
+        """The server has ended."""
+
     def route(self, asked: Asked) -> Route:
         """For one answer."""
 
     def done(self, asked: Asked, route: Route, job: Job) -> None:
         """It has ended. Called in the driver's thread."""
-
-
-class Exact:
-    """Everything exact, nothing compared."""
-
-    def route(self, asked: Asked) -> Route:
-        """Exact."""
-        return Route()
-
-    def done(self, asked: Asked, route: Route, job: Job) -> None:
-        """Nothing to learn."""
 
 
 @dataclass
@@ -87,7 +86,7 @@ class Service:
     config: ServeConfig
     driver: Driver
     metrics: ManagerMetrics
-    router: Router = field(default_factory=Exact)
+    router: Router
     draining: bool = False
 
     def __post_init__(self) -> None:
@@ -116,6 +115,7 @@ class Service:
         asked = self._asked(
             wanted, headers, tenant, max(len(p) + m for p, m in zip(wanted.prompts, lengths, strict=True))
         )
+        # Scoring a given text is no conversation.
         route = Route() if wanted.logprobs is not None and wanted.echo else self.router.route(asked)
         deadline = time.monotonic() + seconds_left(headers, self.config.limits.timeout_s)
         name, priority, loop = uuid.uuid4().hex, priority_of(headers), asyncio.get_running_loop()

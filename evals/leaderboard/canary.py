@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import yaml
 
 from kvgate.evals.leaderboard.board import samples_hash
 from kvgate.evals.leaderboard.finished import FinishedRun
+from kvgate.evals.leaderboard.rollout import Rollout
 from kvgate.evals.log.records import SCHEMA_VERSION
 from kvgate.evals.log.run_folder import write_text, writing
 from kvgate.evals.log.verification import Verification
@@ -91,6 +93,7 @@ def _config(
             "on_missing_data": "pause",
             "on_nan": "pause",
         },
+        "rollout": _rollout(gate),
         "evidence": {
             "run": board["name"],
             "gate": gate["name"],
@@ -103,6 +106,12 @@ def _config(
             "reasons": [reason for row in rows for reason in row["reasons"]],
         },
     }
+
+
+def _rollout(gate: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain data: stages and limits of `kvgate serve`, all of them shown so that they can be edited."""
+    found = asdict(Rollout(slice_margin=gate["m_slice"], shadow_pairs=gate["min_items"]))
+    return {**found, "stages": list(found["stages"])}
 
 
 def _title(row: Mapping[str, Any]) -> str:

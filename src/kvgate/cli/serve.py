@@ -14,6 +14,8 @@ Serves a model with OpenAI's protocol: /v1/chat/completions, /v1/completions, /v
 
   kvgate serve --model embedded
   kvgate serve --model embedded --config serve.yaml --port 8000
+  kvgate serve --model embedded --canary results/run/canary/h2o-0.75.yaml
+  kvgate canary status results/run/canary/h2o-0.75.state
 """
 
 
@@ -31,6 +33,8 @@ def add_parser(subparsers: Any) -> None:
         help="default: float32 on a CPU, where it makes answers independent of the batch, else bfloat16",
     )
     parser.add_argument("--config", type=Path, help="settings (YAML): keys, limits, lifecycle")
+    parser.add_argument("--canary", type=Path, help="canary config (from `kvgate canary`): shadow, then traffic")
+    parser.add_argument("--state", type=Path, help="folder of the canary's journal (default: beside its config)")
     parser.add_argument("--blocks", type=int, default=1024, help="blocks of the page pool (16 tokens each by default)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one")
@@ -53,14 +57,19 @@ def main(args: argparse.Namespace) -> int:
     from kvgate.engine.models import load_model
     from kvgate.serving.app import build_app
     from kvgate.serving.build import build_service
+    from kvgate.serving.canary.settings import load_canary
     from kvgate.serving.config import ServeConfig, load_serve_config
     from kvgate.serving.run import serve
 
     config = load_serve_config(args.config) if args.config else ServeConfig()
+    canary = load_canary(args.canary) if args.canary else None
+    if args.state and canary is None:
+        raise ValueError("--state: belongs to --canary; give both")
+    state = args.state or (args.canary.with_suffix(".state") if args.canary else None)
     listening = _listen(args.host, args.port)
     dtype = args.dtype or ("bfloat16" if torch.cuda.is_available() else "float32")
     model = load_model(args.model, dtype=dtype, revision=args.revision)
-    service = build_service(args.name or args.model, model, config, args.blocks)
+    service = build_service(args.name or args.model, model, config, args.blocks, canary, state)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     host, port = listening.getsockname()[:2]
     print(f"http://{host}:{port} serves {service.name}, at most {service.max_model_len} tokens", flush=True)

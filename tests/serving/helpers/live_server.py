@@ -17,8 +17,8 @@ import uvicorn
 from kvgate.engine.models import LoadedModel
 from kvgate.serving.app import build_app
 from kvgate.serving.build import build_service
+from kvgate.serving.canary.settings import Canary
 from kvgate.serving.config import ServeConfig, parse_serve_config
-from kvgate.serving.service import Router
 
 TEMPLATE = (
     "{% for m in messages %}{{ '[' + m['role'] + ']' + m['content'] + '\n' }}{% endfor %}"
@@ -58,10 +58,11 @@ class Live:
         model: LoadedModel,
         settings: dict[str, Any] | None = None,
         blocks: int = 512,
-        router: Router | None = None,
+        canary: Canary | None = None,
+        state: Path | None = None,
     ) -> None:
         config = parse_serve_config(settings) if settings else ServeConfig()
-        self.service = build_service("tiny", model, config, blocks, router)
+        self.service = build_service("tiny", model, config, blocks, canary, state)
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
