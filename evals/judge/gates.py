@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from kvgate import strict_yaml
+from kvgate.evals.data.items import digest
+from kvgate.evals.judge.columns import SliceKey
 
-SliceKey = Literal["task", "length", "depth"]
+Grouping = tuple[SliceKey, ...]
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,12 @@ class Gate:
             nothing can be concluded about a policy.
         min_items, min_clusters: least evidence for a suite; ``min_slice_clusters`` for a slice. With less the exact
             run's competence cannot be judged either, so the stratum stays open.
-        slice_by: what tells slices of a suite apart. Depths are put into ``depth_bins`` equal bins of [0, 1].
+        slice_by: what tells slices of a suite apart: keys that are crossed, or several such groupings, each judged by
+            itself. Depths are put into ``depth_bins`` equal bins of [0, 1]. A key without a value tells nothing apart.
         slice_alarm, alarm_clusters: a policy is not enabled if any (length, depth) group or any task of at least
             ``alarm_clusters`` clusters lost ``slice_alarm`` or more of its mean score, whatever the slices say. This
             only ever withholds, so it needs no error rate.
+        memory_tolerance: share of the exact run's bytes by which a row may hold more than its budget's whole pages.
         length_drift: largest relative difference of output lengths, policy against exact run, in each suite.
         max_excluded: a suite is not evaluable once more than this share of its slices is not.
         shadow_only: an enabled policy may only shadow traffic; ``canary_fraction``: largest share of traffic otherwise.
@@ -54,10 +58,11 @@ class Gate:
     min_items: int = 250
     min_clusters: int = 100
     min_slice_clusters: int = 30
-    slice_by: tuple[SliceKey, ...] = ("length", "depth")
+    slice_by: Grouping | tuple[Grouping, ...] = ("task", "length", "depth")
     depth_bins: int = 5
     slice_alarm: float = 0.5
     alarm_clusters: int = 3
+    memory_tolerance: float = 0.05
     length_drift: float = 0.1
     max_excluded: float = 0.5
     shadow_only: bool = False
@@ -72,6 +77,23 @@ class Gate:
             if not rule.reason.strip():
                 raise ValueError(f"gate {self.name}: suites.{suite}.reason is empty; say why the suite differs")
             _check_margins(self, *self._numbers(suite), f"suites.{suite}.")
+
+    @property
+    def groupings(self) -> tuple[Grouping, ...]:
+        """Every way in which slices are cut, in order."""
+        if all(isinstance(entry, str) for entry in self.slice_by):
+            return (self.slice_by,) if self.slice_by else ()  # type: ignore[return-value]
+        return tuple(entry if isinstance(entry, tuple) else (entry,) for entry in self.slice_by)
+
+    @property
+    def content_hash(self) -> str:
+        """BLAKE2b-128 over every rule but the name."""
+        return digest({key: value for key, value in asdict(self).items() if key != "name"})
+
+    @property
+    def shipped(self) -> bool:
+        """Whether a gate of this name and content comes with kvgate."""
+        return self.name in gate_names() and _shipped(self.name).content_hash == self.content_hash
 
     def m_suite_of(self, suite: str) -> float:
         """Accepted loss of a suite."""
@@ -112,11 +134,21 @@ def load_gate(name_or_path: str | Path) -> Gate:
     if path.suffix in {".yaml", ".yml"}:
         if not path.is_file():
             raise ValueError(f"gate {path}: no such file; gates shipped with kvgate: {', '.join(gate_names())}")
-        return parse_gate(path.read_text(encoding="utf-8"), path.stem)
+        gate = parse_gate(path.read_text(encoding="utf-8"), path.stem)
+        if gate.name in gate_names() and not gate.shipped:
+            raise ValueError(
+                f"gate {path}: its name is {gate.name}, but its rules are not those of the gate {gate.name} that comes "
+                "with kvgate; give it a name of its own"
+            )
+        return gate
     if str(name_or_path) not in gate_names():
         raise ValueError(f"gate {name_or_path!r}: unknown; use one of {', '.join(gate_names())} or a .yaml file")
-    text = (files("kvgate") / "configs" / "gates" / f"{name_or_path}.yaml").read_text(encoding="utf-8")
-    return parse_gate(text, str(name_or_path))
+    return _shipped(str(name_or_path))
+
+
+def _shipped(name: str) -> Gate:
+    text = (files("kvgate") / "configs" / "gates" / f"{name}.yaml").read_text(encoding="utf-8")
+    return parse_gate(text, name)
 
 
 def parse_gate(text: str, source: str) -> Gate:
@@ -154,11 +186,16 @@ def _suite_rules(raw: object, source: str) -> dict[str, SuiteRule]:
     return rules
 
 
-def _slice_by(raw: object, source: str) -> tuple[SliceKey, ...]:
+def _slice_by(raw: object, source: str) -> Grouping | tuple[Grouping, ...]:
+    entries: list[Any] = raw if isinstance(raw, list) else [None]
+    nested = any(isinstance(entry, list) for entry in entries)
     known = get_args(SliceKey)
-    if not isinstance(raw, list) or any(key not in known for key in raw) or len(set(raw)) != len(raw):
-        raise ValueError(f"gate {source}: slice_by is {raw!r}; list some of {', '.join(known)}, each once")
-    return tuple(raw)
+    for keys in entries if nested else [entries]:
+        if not isinstance(keys, list) or any(key not in known for key in keys) or len(set(keys)) != len(keys):
+            raise ValueError(
+                f"gate {source}: slice_by is {raw!r}; list some of {', '.join(known)}, each once, or several such lists"
+            )
+    return tuple(tuple(keys) for keys in entries) if nested else tuple(entries)
 
 
 def _known(values: Mapping[str, Any], kind: type[Gate] | type[SuiteRule], where: str) -> None:
@@ -188,6 +225,7 @@ def _check_fractions(gate: Gate) -> None:
         "alpha": (0.0 < gate.alpha <= 0.2, "a chance of error above 0 and at most 0.2, usually 0.05"),
         "floor_confidence": (0.5 < gate.floor_confidence < 1.0, "a confidence above 0.5 and below 1, usually 0.95"),
         "slice_alarm": (0.0 < gate.slice_alarm <= 1.0, "a loss above 0 and at most 1"),
+        "memory_tolerance": (0.0 <= gate.memory_tolerance < 1.0, "a share of at least 0 and below 1, usually 0.05"),
         "length_drift": (0.0 < gate.length_drift < 1.0, "a relative difference above 0 and below 1, usually 0.1"),
         "max_excluded": (0.0 <= gate.max_excluded < 1.0, "a share of at least 0 and below 1"),
         "canary_fraction": (0.0 <= gate.canary_fraction < 1.0, "a share of at least 0 and below 1"),

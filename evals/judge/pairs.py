@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from kvgate.evals.judge.columns import Pair
+from kvgate.evals.judge.gates import Gate
 from kvgate.evals.log.records import CellRecord
-
-
-@dataclass(frozen=True)
-class Pair:
-    """The exact run and the policy on one item; ``cluster`` after merging."""
-
-    exact: CellRecord
-    policy: CellRecord
-    cluster: str
-
-    @property
-    def difference(self) -> float:
-        """Policy minus exact, in [-1, 1]."""
-        return self.policy.score - self.exact.score
 
 
 @dataclass(frozen=True)
@@ -43,6 +31,11 @@ class Row:
     def family(self) -> str:
         """Names the policy without its budget."""
         return family_of(self.cells[0])
+
+    @property
+    def covered(self) -> bool:
+        """Whether the budget holds every item whole."""
+        return all(cell.covered for cell in self.cells)
 
 
 def family_of(cell: CellRecord) -> str:
@@ -74,11 +67,27 @@ def _ordered(records: Iterable[CellRecord]) -> tuple[CellRecord, ...]:
     return tuple(sorted(records, key=lambda record: (record.item_hash, record.cell_id)))
 
 
-def pairs_of(row: Row) -> list[Pair]:
-    """Pairs in order of item hash. Call on a valid row only."""
+def acting_pairs(row: Row, gate: Gate) -> list[Pair]:
+    """Pairs of the items that the budget does not hold whole, in order of item hash. Call on a valid row only."""
     exact = {record.item_hash: record for record in row.exact}
     names = merged_clusters(row.cells)
-    return [Pair(exact[cell.item_hash], cell, names[cell.item_hash]) for cell in row.cells]
+    return [
+        Pair(
+            suite=cell.suite,
+            task=cell.task,
+            item=cell.item_hash,
+            cluster=names[cell.item_hash],
+            exact=exact[cell.item_hash].score,
+            policy=cell.score,
+            length=cell.length,
+            depth=gate.depth_bin(cell.depth),
+            exact_tokens=exact[cell.item_hash].output_tokens,
+            policy_tokens=cell.output_tokens,
+            context_tokens=cell.context_tokens,
+        )
+        for cell in row.cells
+        if not cell.covered
+    ]
 
 
 class Member(Protocol):
@@ -111,11 +120,3 @@ def merged_clusters(cells: Sequence[Member]) -> dict[str, str]:
         first, second = root((cell.suite, "cluster", cell.cluster)), root((cell.suite, "context", cell.context_hash))
         parent[max(first, second)] = min(first, second)
     return {cell.item_hash: "/".join(root((cell.suite, "cluster", cell.cluster))) for cell in cells}
-
-
-def by_suite(pairs: Iterable[Pair]) -> Mapping[str, list[Pair]]:
-    """Pairs of each suite, suites in order of name."""
-    found: dict[str, list[Pair]] = defaultdict(list)
-    for pair in pairs:
-        found[pair.policy.suite].append(pair)
-    return dict(sorted(found.items()))

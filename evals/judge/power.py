@@ -164,6 +164,8 @@ def gate_power(
     *,
     suites: int,
     slices: int,
+    finest: int | None = None,
+    families: int = 1,
     power: float = 0.9,
     cap: int = 20_000,
     replicates: int = 2000,
@@ -172,25 +174,33 @@ def gate_power(
     """Items a suite needs so that all ``suites`` and their ``slices`` (of each suite) pass together.
 
     Every test must succeed, so each gets its share of the allowed failures (Bonferroni): ``1 - (1 - power) / tests``.
-    ``slices`` is ignored for a gate that does not tell slices apart.
+    ``slices`` is ignored for a gate that does not tell slices apart; ``finest`` of them (all of them if None) share no
+    items, which decides how many items a suite needs. ``families`` of policies share the gate's alpha.
     """
-    if suites < 1 or slices < 1:
-        raise ValueError(f"suites is {suites}, slices {slices}; give at least 1 of each")
-    judged = slices if gate.slice_by else 0
+    if suites < 1 or slices < 1 or families < 1:
+        raise ValueError(f"suites is {suites}, slices {slices}, families {families}; give at least 1 of each")
+    judged = slices if gate.groupings else 0
+    apart = min(judged, finest or judged)
     each = 1.0 - (1.0 - power) / (suites * (1 + judged))
 
     def need(margin: float, stream: int) -> Need:
         return items_needed(
-            population, margin, alpha=gate.alpha, power=each, cap=cap, replicates=replicates, seed=seed + stream
+            population,
+            margin,
+            alpha=gate.alpha / families,
+            power=each,
+            cap=cap,
+            replicates=replicates,
+            seed=seed + stream,
         )
 
     whole = need(gate.m_suite, 0)
     part = need(gate.m_slice, 1) if judged else None
-    tests = [whole.fixed] + ([None if part.fixed is None else part.fixed * judged] if part else [])
+    tests = [whole.fixed] + ([None if part.fixed is None else part.fixed * apart] if part else [])
     enough = [items for items in tests if items is not None]
     floors = [
         gate.min_items,
         gate.min_clusters * population.cluster_size,
-        gate.min_slice_clusters * population.cluster_size * judged,
+        gate.min_slice_clusters * population.cluster_size * apart,
     ]
     return GatePower(whole, part, max(*enough, *floors) if len(enough) == len(tests) else None)

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgate.evals.judge.gates import Gate, SliceKey
-from kvgate.evals.judge.pairs import Pair
-from kvgate.evals.judge.types import StratumResult, StratumStatus
-from kvgate.evals.stats.betting import confidence_bounds, log_e_block, log_e_pass
+from kvgate.evals.judge.columns import Columns, Indices
+from kvgate.evals.judge.gates import Gate
+from kvgate.evals.judge.types import Levels, StratumResult, StratumStatus
+from kvgate.evals.stats.betting import confidence_bounds, log_e_block, log_e_pass, log_e_positive, mean_of_e
+from kvgate.evals.stats.dependence import intra_cluster_correlation
 from kvgate.evals.stats.intervals import cluster_interval, tango_interval
 
 TABLE_CONFIDENCE = 0.90  # two-sided: 95 % on each side, like the anytime-valid limits beside it
+_UNKNOWN = math.nan
 
 
 @dataclass(frozen=True)
 class Stratum:
-    """Pairs judged together; ``keys`` is empty for a suite."""
+    """Items judged together; ``keys`` is empty for a suite."""
 
-    suite: str
+    data: Columns
     keys: Mapping[str, Any]
-    pairs: tuple[Pair, ...]
+    items: Indices
+
+    @property
+    def suite(self) -> str:
+        """Name of its suite."""
+        return self.data.suite
 
     @property
     def name(self) -> str:
@@ -53,62 +59,78 @@ class Clustered:
         return (None,) if np.all(self.sizes == self.sizes[0]) else (None, self.sizes)
 
 
-def slices_of(suite: str, pairs: Iterable[Pair], keys: Sequence[SliceKey], gate: Gate) -> list[Stratum]:
-    """Groups of a suite's pairs by ``keys``, in order; none for no keys."""
-    if not keys:
-        return []
-    groups: dict[tuple[Any, ...], list[Pair]] = defaultdict(list)
-    for pair in pairs:
-        values = {"task": pair.policy.task, "length": pair.policy.length, "depth": gate.depth_bin(pair.policy.depth)}
-        groups[tuple(values[key] for key in keys)].append(pair)
-    order = sorted(groups, key=lambda group: tuple((value is not None, value) for value in group))
-    return [Stratum(suite, dict(zip(keys, group, strict=True)), tuple(groups[group])) for group in order]
-
-
-def clustered(pairs: Iterable[Pair]) -> Clustered:
+def clustered(stratum: Stratum) -> Clustered:
     """Sums over clusters."""
-    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    for pair in pairs:
-        for index, value in enumerate((1.0, pair.exact.score, pair.policy.score)):
-            sums[pair.cluster][index] += value
-    table = np.array([sums[name] for name in sorted(sums)], dtype=np.float64).reshape(-1, 3)
-    return Clustered(table[:, 0], table[:, 1], table[:, 2])
+    data, items = stratum.data, stratum.items
+    _, place = np.unique(data.layout.clusters[items], return_inverse=True)
+    return Clustered(
+        np.bincount(place).astype(np.float64),
+        np.bincount(place, weights=data.exact[items]).astype(np.float64),
+        np.bincount(place, weights=data.policy[items]).astype(np.float64),
+    )
 
 
 def judge(
-    stratum: Stratum, gate: Gate, margin: float, least_items: int, least_clusters: int, *, sequential: bool
+    stratum: Stratum, gate: Gate, margin: float, least_items: int, least_clusters: int, levels: Levels
 ) -> StratumResult:
     """Numbers and status of a stratum with at least one pair.
 
     Every e-value is the smaller of the two weightings, so a claim holds for the mean over clusters and over items.
     """
-    data = clustered(stratum.pairs)
+    data = clustered(stratum)
     d, weightings = data.differences, data.weightings
-    bounds = [confidence_bounds(d, gate.alpha, weighting) for weighting in weightings]
-    exact_low, out_below = _competence(data, gate, sequential)
     floor = gate.floor_of(stratum.suite)
+    exact_low, out_below = _competence(data, gate, levels.sequential)
     numbers: dict[str, Any] = {
-        "items": len(stratum.pairs),
+        "items": int(stratum.items.size),
         "clusters": len(d),
         "exact": float(np.mean(data.exact / data.sizes)),
         "policy": float(np.mean(data.policy / data.sizes)),
         "difference": float(np.mean(d)),
         "difference_items": float((data.policy - data.exact).sum() / data.sizes.sum()),
         "exact_low": exact_low,
-        "exact_interval": _limits(data.exact, data.sizes),
-        "policy_interval": _limits(data.policy, data.sizes),
-        "lower": min(low for low, _ in bounds),
-        "upper": max(high for _, high in bounds),
-        "tango": _tango(stratum.pairs, len(d)),
         "margin": margin,
         "floor": floor,
         "log_e_pass": min(log_e_pass(d, margin, weighting) for weighting in weightings),
         "log_e_block": min(log_e_block(d, margin, weighting) for weighting in weightings),
+        **(_limits(stratum, data, levels) if levels.limits else _NO_LIMITS),
     }
-    status, reason = _status(stratum.name, numbers, out_below, gate, least_items, least_clusters)
+    status, reason = _status(stratum.name, numbers, out_below, gate, least_items, least_clusters, levels)
+    left = None
+    if status == "not_evaluable":
+        left = _log_e_left_out(data, gate, stratum.suite)
+        reason += f", e-value {show_e(left)} that nothing is lost there"
     return StratumResult(
-        suite=stratum.suite, name=stratum.name, keys=dict(stratum.keys), status=status, reason=reason, **numbers
+        suite=stratum.suite,
+        name=stratum.name,
+        keys=dict(stratum.keys),
+        status=status,
+        reason=reason,
+        log_e_left_out=left,
+        **numbers,
     )
+
+
+_NO_LIMITS: dict[str, Any] = {
+    "exact_interval": (_UNKNOWN, _UNKNOWN), "policy_interval": (_UNKNOWN, _UNKNOWN), "lower": _UNKNOWN,
+    "upper": _UNKNOWN, "tango": None, "correlation": None,
+}  # fmt: skip
+
+
+def _limits(stratum: Stratum, data: Clustered, levels: Levels) -> dict[str, Any]:
+    """What tables show and no rule reads."""
+    d = data.differences
+    lows = [confidence_bounds(d, levels.enable, weighting)[0] for weighting in data.weightings]
+    highs = [confidence_bounds(d, levels.block, weighting)[1] for weighting in data.weightings]
+    difference = stratum.data.policy[stratum.items] - stratum.data.exact[stratum.items]
+    return {
+        "exact_interval": _interval(data.exact, data.sizes),
+        "policy_interval": _interval(data.policy, data.sizes),
+        "lower": min(lows),
+        "upper": max(highs),
+        "tango": _tango(stratum, len(d)),
+        "correlation": intra_cluster_correlation(difference, stratum.data.layout.clusters[stratum.items]),
+    }
 
 
 def _competence(data: Clustered, gate: Gate, sequential: bool) -> tuple[float, float]:
@@ -128,8 +150,33 @@ def _competence(data: Clustered, gate: Gate, sequential: bool) -> tuple[float, f
     return (min(low for low, _ in bounds) + 1.0) / 2.0, (max(high for _, high in bounds) + 1.0) / 2.0
 
 
+def _log_e_left_out(data: Clustered, gate: Gate, suite: str) -> float:
+    """Log e-value against "what is left out is worse than what is judged".
+
+    A judged slice at the floor may lose m_slice, which is the share m_slice / floor of what the exact run gets right
+    there. A slice that is left out is worse if it loses more than that share of the exact run's score, and more than
+    m_suite, which is accepted anywhere. Each half has an e-value, and their mean is one against both together.
+    """
+    exact, policy = data.exact / data.sizes, data.policy / data.sizes
+    kept = 1.0 - gate.m_slice_of(suite) / gate.floor_of(suite)
+    surplus = np.maximum(policy - kept * exact, -kept)
+    margin = gate.m_suite_of(suite)
+    return min(
+        mean_of_e(
+            [log_e_positive(surplus, kept, weighting), log_e_pass(data.differences, margin, weighting)], [0.5, 0.5]
+        )
+        for weighting in data.weightings
+    )
+
+
 def _status(
-    name: str, n: Mapping[str, Any], out_below: float, gate: Gate, least_items: int, least_clusters: int
+    name: str,
+    n: Mapping[str, Any],
+    out_below: float,
+    gate: Gate,
+    least_items: int,
+    least_clusters: int,
+    levels: Levels,
 ) -> tuple[StratumStatus, str]:
     size = f"{n['items']} items in {n['clusters']} clusters"
     loss = f"difference {n['difference']:+.3f} [{n['lower']:+.3f}, {n['upper']:+.3f}], margin {n['margin']:.3f}, {size}"
@@ -145,12 +192,11 @@ def _status(
         which = "lower" if out_below == n["exact_low"] else "upper"
         return "not_evaluable", (
             f"{scores}, {which} limit {out_below:.3f} at {gate.floor_confidence:.0%}, under the floor of "
-            f"{n['floor']:.2f}"
+            f"{n['floor']:.2f}; the policy {n['policy']:.3f}"
         )
-    wanted = 1.0 / gate.alpha
-    if n["log_e_pass"] >= math.log(wanted):
+    if n["log_e_pass"] >= levels.wanted:
         return "non_inferior", f"{name}: {loss}, {values}"
-    return "inconclusive", f"{name}: {loss}, {values}; {wanted:.0f} is needed"
+    return "inconclusive", f"{name}: {loss}, {values}; {math.exp(levels.wanted):.0f} is needed"
 
 
 def show_e(log_e: float) -> str:
@@ -158,16 +204,16 @@ def show_e(log_e: float) -> str:
     return f"{math.exp(log_e):.3g}" if log_e < 600.0 else f"10^{log_e / math.log(10.0):.0f}"
 
 
-def _limits(sums: NDArray[np.float64], sizes: NDArray[np.float64]) -> tuple[float, float]:
+def _interval(sums: NDArray[np.float64], sizes: NDArray[np.float64]) -> tuple[float, float]:
     interval = cluster_interval(sums, sizes, TABLE_CONFIDENCE)
     return interval.lower, interval.upper
 
 
-def _tango(pairs: Sequence[Pair], clusters: int) -> tuple[float, float] | None:
-    binary = all(score in (0.0, 1.0) for pair in pairs for score in (pair.exact.score, pair.policy.score))
-    if not binary or clusters != len(pairs):
+def _tango(stratum: Stratum, clusters: int) -> tuple[float, float] | None:
+    exact, policy = stratum.data.exact[stratum.items], stratum.data.policy[stratum.items]
+    binary = all(bool(np.all((side == 0.0) | (side == 1.0))) for side in (exact, policy))
+    if not binary or clusters != exact.size:
         return None
-    gained = sum(pair.difference > 0.0 for pair in pairs)
-    lost = sum(pair.difference < 0.0 for pair in pairs)
-    interval = tango_interval(gained, lost, len(pairs), TABLE_CONFIDENCE)
+    gained, lost = int((policy > exact).sum()), int((policy < exact).sum())
+    interval = tango_interval(gained, lost, exact.size, TABLE_CONFIDENCE)
     return interval.lower, interval.upper

@@ -14,6 +14,28 @@ _LARGEST_LOG = 700.0
 
 
 @dataclass(frozen=True)
+class Levels:
+    """Error rates that a row is judged at.
+
+    Attributes:
+        enable: chance of enabling the row although it loses a margin or more; ``block``: of blocking it although no
+            loss is larger.
+        sequential: whether somebody looks more than once, so that floors, too, need limits for any number of looks.
+        limits: whether to compute what only tables show; a simulation does without.
+    """
+
+    enable: float
+    block: float
+    sequential: bool = False
+    limits: bool = True
+
+    @property
+    def wanted(self) -> float:
+        """Log of the e-value that lets a stratum pass."""
+        return math.log(1.0 / self.enable)
+
+
+@dataclass(frozen=True)
 class StratumResult:
     """A suite or a slice of one policy.
 
@@ -26,10 +48,12 @@ class StratumResult:
             in a run that stopped when decided.
         exact_interval, policy_interval: limits of the mean over items, 95 % on each side, for a number fixed
             beforehand.
-        lower, upper: anytime-valid limits of the difference, wrong with at most alpha on each side, under both
-            weightings. ``lower > -margin`` exactly when the stratum's e-value for passing reaches 1/alpha.
+        lower, upper: anytime-valid limits of the difference, wrong with at most the row's ``alpha_enable`` and the
+            gate's alpha, under both weightings. ``lower > -margin`` exactly when the stratum's e-value lets it pass.
         tango: Tango's limits for right-or-wrong items of their own clusters, 95 % on each side; None elsewhere.
+        correlation: intra-cluster correlation of the differences; None where no cluster has two items.
         log_e_pass, log_e_block: log e-values against losing ``margin`` or more, and against losing no more than it.
+        log_e_left_out: of a slice that is left out, the log e-value against its being worse than what is judged.
     """
 
     suite: str
@@ -47,10 +71,12 @@ class StratumResult:
     lower: float
     upper: float
     tango: tuple[float, float] | None
+    correlation: float | None
     margin: float
     floor: float
     log_e_pass: float
     log_e_block: float
+    log_e_left_out: float | None
     status: StratumStatus
     reason: str
 
@@ -75,6 +101,7 @@ class Scope:
         longest_tokens: most context tokens of an item at those lengths; 0 when there are none.
         excluded: slices that are out of scope because the exact run is not competent there.
         covered_lengths: nominal lengths at which the budget held everything, so that nothing was tested.
+        pooled: what the gate judges together although it could be told apart, such as "retrieval: depth".
     """
 
     protocol: str
@@ -83,6 +110,7 @@ class Scope:
     longest_tokens: int
     excluded: tuple[str, ...]
     covered_lengths: tuple[int, ...]
+    pooled: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,6 +136,8 @@ class RowVerdict:
         items, clusters: judged pairs and their clusters; ``covered_items``: pairs left out since nothing was evicted.
         capped_exact, capped_policy: scored answers cut by their token cap.
         log_e_block_row: pooled evidence that some stratum loses more than its margin; block at log(1/alpha).
+        alpha_enable: this row's part of the gate's alpha, which holds over all rows of a run; 0 for a row that the
+            plan does not name although it names one.
     """
 
     label: str
@@ -132,6 +162,7 @@ class RowVerdict:
     capped_exact: int
     capped_policy: int
     log_e_block_row: float
+    alpha_enable: float
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready mapping."""

@@ -9,7 +9,7 @@ it.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kvgate.evals.judge.pairs import Row, family_of
@@ -32,6 +32,7 @@ def problems(row: Row, repeat_identical: bool | None, declared: Mapping[str, str
     elif not repeat_identical:
         found.append("the exact run repeated gives other tokens")
     found += _pairing(row) + _mixtures(row)
+    found += _undeclared(row)
     found += _scores(row.cells, "policy") + _scores(row.exact, "exact")
     if not found:
         found += _sides_agree(row)
@@ -68,6 +69,19 @@ def _mixtures(row: Row) -> list[str]:
     if len({cell.budget for cell in row.cells}) > 1 and any(cell.ratio is None for cell in row.cells):
         found.append(f"the label stands for {len({cell.budget for cell in row.cells})} different budgets")
     return found
+
+
+def _undeclared(row: Row) -> list[str]:
+    """Items that share a context must say so: whoever calls them independent may have counted more than was seen."""
+    clusters: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for cell in row.cells:
+        clusters[cell.suite, cell.context_hash].add(cell.cluster)
+    split = sorted(key for key, names in clusters.items() if len(names) > 1)
+    if not split:
+        return []
+    suite, context = split[0]
+    names = ", ".join(sorted(clusters[split[0]])[:2])
+    return [f"{len(split)} contexts are shared by items of different clusters, {suite} {context[:12]} first: {names}"]
 
 
 def _scores(records: Sequence[CellRecord], side: str) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from kvgate.evals.judge.gates import Gate
 from kvgate.evals.judge.repetition import repeat_identical, unsteady
 from kvgate.evals.judge.types import RowVerdict
-from kvgate.evals.judge.verdict import decide
+from kvgate.evals.judge.verdict import PAGE_SIZE, decide
 from kvgate.evals.leaderboard.drift import drifts
 from kvgate.evals.leaderboard.examples import disagreements
 from kvgate.evals.leaderboard.fidelity import fidelity_of
@@ -31,8 +31,10 @@ def build_leaderboard(
 ) -> dict[str, Any]:
     """Everything a reader, a plot or a rollout tool needs; the same inputs give the same bytes."""
     declared = {**unsteady(checks), **oracles}
-    watched = bool(manifest["plan"].get("until_decided"))
-    verdicts = decide(records, gate, repeat_identical=repeat_identical(checks), declared=declared, sequential=watched)
+    plan = manifest["plan"]
+    watched = bool(plan.get("until_decided"))
+    verdicts = decide(records, gate, repeat_identical=repeat_identical(checks), declared=declared, sequential=watched,
+        named=plan.get("primary"), page_size=plan.get("page_size", PAGE_SIZE))  # fmt: skip
     cells: dict[tuple[str, str], list[CellRecord]] = {}
     for record in records:
         cells.setdefault((record.label, record.protocol), []).append(record)
@@ -46,7 +48,8 @@ def build_leaderboard(
         "config_hash": manifest["config_hash"],
         "samples_hash": samples_hash(records),
         "provenance": manifest["provenance"],
-        "gate": asdict(gate),
+        "gate": {**asdict(gate), "content_hash": gate.content_hash, "shipped": gate.shipped},
+        "tried": tried(verdicts, gate, plan.get("primary")),
         "checks": dict(checks),
         "exact": competence(records),
         "grids": {
@@ -57,6 +60,17 @@ def build_leaderboard(
     }
     plain: dict[str, Any] = _plain(board)
     return plain
+
+
+def tried(verdicts: Sequence[RowVerdict], gate: Gate, named: str | None) -> dict[str, Any]:
+    """Out of how many rows an enabled one was found, and what part of the gate's alpha each family has for that."""
+    return {
+        "rows": len(verdicts),
+        "families": len({verdict.family for verdict in verdicts}),
+        "named": named,
+        "alpha": gate.alpha,
+        "alpha_of_a_family": min((verdict.alpha_enable for verdict in verdicts if verdict.alpha_enable), default=None),
+    }
 
 
 def samples_hash(records: Iterable[CellRecord]) -> str:

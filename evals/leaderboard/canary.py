@@ -96,7 +96,8 @@ def _config(
         "rollout": _rollout(gate),
         "evidence": {
             "run": board["name"],
-            "gate": gate["name"],
+            "gate": {key: gate[key] for key in ("name", "content_hash", "shipped")},
+            "tried": dict(board["tried"]),
             "config_hash": board["config_hash"],
             "samples_hash": samples_hash(run.records),
             "seal": run.head,

@@ -12,6 +12,7 @@ from typing import Any
 import jsonschema
 
 from kvgate.evals.judge.gates import load_gate
+from kvgate.evals.judge.order import follows
 from kvgate.evals.leaderboard.board import build_leaderboard
 from kvgate.evals.log.manifest import check_checks, check_manifest, check_stop
 from kvgate.evals.log.records import EXACT, SCHEMA_VERSION, CellRecord
@@ -58,7 +59,22 @@ def load_run(path: Path) -> FinishedRun:
     if stop is not None:
         check_stop(stop, str(path / STOP))
     _require_whole(records, None if stop else manifest["items"], path / SAMPLES)
+    if stop is not None:
+        _require_order(records, manifest.get("order", ()), stop, path / SAMPLES)
     return FinishedRun(path, manifest, records, checks, stop, require_sealed(path).head)
+
+
+def _require_order(records: Sequence[CellRecord], order: Sequence[str], stop: Mapping[str, Any], path: Path) -> None:
+    """ValueError unless a run that somebody looked at while it ran is a beginning of the order drawn before it.
+
+    The hashes of the rounds are in the manifest; see :mod:`kvgate.evals.judge.order`.
+    """
+    came = list(dict.fromkeys(record.item_hash for record in records))
+    if not follows(came, order, stop["looks"]):
+        raise ValueError(
+            f"{path}: its {len(came)} items are not the first {stop['looks']} rounds of the order drawn before the "
+            "run; restore the file or run again"
+        )
 
 
 def _require_whole(records: Sequence[CellRecord], items: int | None, path: Path) -> None:

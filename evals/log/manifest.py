@@ -85,7 +85,8 @@ class Manifest:
 
     Attributes:
         identity: what decides the outcome besides the plan; ``config_hash`` is of plan, items and identity.
-        items: how many; ``items_hash``: of their hashes in order. ``columns``: the exact run and every policy's row.
+        items: how many; ``items_hash``: of their hashes in the order drawn for the run; ``order``: a hash after every
+            round, so that a look finds whether it sees the first ones. ``columns``: the exact run and every policy.
     """
 
     __pydantic_config__: ClassVar[Plain] = STRICT
@@ -96,6 +97,7 @@ class Manifest:
     provenance: Origin
     identity: Plain = field(default_factory=dict)
     items_hash: Hash | None = None
+    order: tuple[Hash, ...] = ()
     columns: tuple[ColumnRecord, ...] = ()
     schema_version: int = SCHEMA_VERSION
 

@@ -55,6 +55,10 @@ def columns(config: RunConfig) -> list[Column]:
     for label in labels:
         if labels.count(label) > 1:
             raise ValueError(f"plan {config.name}: {label} is listed twice")
+    if config.primary not in (None, *labels[1:]):
+        raise ValueError(
+            f"plan {config.name}: primary is {config.primary!r:.80}; name a row: {', '.join(labels[1:])[:400]}"
+        )
     return found
 
 

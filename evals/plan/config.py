@@ -103,6 +103,10 @@ class RunConfig:
         gate: name or file of the gate the verdicts are made with.
         date: the day, as YYYY-MM-DD, that a chat template which prints the date is told.
         until_decided: look after every round and stop when nothing is open; None: run everything.
+        primary: label of the one row that may be enabled, named before the run, so that it need not share the gate's
+            alpha; None: all families share it.
+        seeds: several seeds of items, all of them in one run with one verdict; none: ``seed`` alone. The order of the
+            run is drawn by ``seed``.
     """
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = STRICT
@@ -121,6 +125,13 @@ class RunConfig:
     pages: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
     date: Text = DEFAULT_DATE
     until_decided: UntilDecided | None = None
+    primary: Text | None = None
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0, lt=1 << 63)], ...], Field(max_length=64)] = ()
+
+    @property
+    def item_seeds(self) -> tuple[int, ...]:
+        """Seeds that items are made with, one set each."""
+        return self.seeds or (self.seed,)
 
 
 def shipped(folder: str) -> list[str]:
@@ -168,6 +179,8 @@ def parse_plan(raw: Mapping[str, Any], where: str) -> RunConfig:
     for place, choice in enumerate(config.policies):
         _check_policy(choice, f"{where}: policies[{place}]")
     check_date(config.date, where)
+    if len(set(config.seeds)) != len(config.seeds):
+        raise ValueError(f"{where}: seeds is {list(config.seeds)}; list each seed once")
     return config
 
 

@@ -1,26 +1,31 @@
-"""``--until-decided``: rounds fixed before the run, a look after each, a stop when nothing is open.
+"""The order of a run, and ``--until-decided``: rounds drawn before the run, a look after each, a stop when all is said.
 
-A round holds whole clusters, and every slice of the gate in proportion: with R clusters in the smallest slice there are
-R rounds, and a slice of n clusters gives each round n/R of them, rounded. So looks see the slices evenly, and no slice
-can be missed by an early stop. Inside a slice clusters come in an order drawn by the plan's seed, since a suite or data
-set may be sorted in some way. Looking after every round costs nothing: see :mod:`kvgate.evals.stats.betting`. The
-exact run's floors are judged by the same kind of test, so a slice near its floor stays open and keeps in scope.
+Items are shuffled over all slices by the plan's seed before the first answer, since a suite or data set may be sorted
+in some way: whole clusters, in rounds that each hold their share of every slice. With R clusters in the smallest slice
+there are R rounds. So looks see the slices evenly, and no slice can be missed by an early stop. Looking after every round
+costs nothing: see :mod:`kvgate.evals.stats.betting`. The exact run's floors are judged by the same kind of test, so a
+slice near its floor stays open and keeps in scope. The manifest holds a hash of the order after every round.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from kvgate.evals.data.items import Item, digest
-from kvgate.evals.judge.gates import Gate
+from kvgate.evals.judge.gates import Gate, Grouping
 from kvgate.evals.judge.pairs import merged_clusters
 from kvgate.evals.judge.sequential import SequentialVerdict
+from kvgate.evals.judge.verdict import PAGE_SIZE
 from kvgate.evals.log.records import SCHEMA_VERSION, CellRecord
 from kvgate.evals.plan.cells import Column, Unit, units
 from kvgate.evals.plan.config import UntilDecided
+
+Key = tuple[str, str, str]
+"""A cluster: suite, protocol and name."""
 
 RULES = {
     "decided": "every question was settled",
@@ -31,31 +36,34 @@ RULES = {
 
 
 def rounds(items: Sequence[Item], gate: Gate, seed: int) -> list[list[Item]]:
-    """The items in rounds; suites and protocols stay together inside a round, clusters are never split."""
+    """The items in rounds; suites and protocols stay together inside a round, clusters are never split.
+
+    Every round takes its share of each group of items that the gate's keys tell apart, beginning at a place that the
+    seed draws, so that groups smaller than the number of rounds do not all stand in the first ones.
+    """
     named = merged_clusters(items)
-    clusters: dict[tuple[str, str, str], list[Item]] = {}
+    clusters: dict[Key, list[Item]] = {}
     for item in items:
         clusters.setdefault((item.suite, item.protocol, named[item.item_hash]), []).append(item)
-    slices: dict[tuple[Any, ...], list[tuple[str, str, str]]] = {}
+    groups: dict[tuple[Any, ...], list[Key]] = {}
+    slices: Counter[tuple[Any, ...]] = Counter()
+    apart: Grouping = tuple(dict.fromkeys(key for keys in gate.groupings for key in keys))
     for key, members in clusters.items():
-        slices.setdefault(_slice(members[0], gate), []).append(key)
-    least = min(map(len, slices.values()))
-    made: list[list[tuple[str, str, str]]] = [[] for _ in range(least)]
-    for keys in slices.values():
+        groups.setdefault(_slice(members[0], gate, apart), []).append(key)
+        slices.update(_slice(members[0], gate, keys) for keys in gate.groupings or ((),))
+    least = min(slices.values())
+    made: list[list[Key]] = [[] for _ in range(least)]
+    for group, keys in groups.items():
+        begin = int(digest([seed, list(group)]), 16) / 16**32
         for place, key in enumerate(sorted(keys, key=lambda key: digest([seed, *key]))):
-            made[place * least // len(keys)].append(key)
-    order = {key: place for place, key in enumerate(sorted(clusters, key=lambda key: _first(items, clusters[key])))}
-    together = [sorted(keys, key=lambda key: (key[:2], order[key])) for keys in made]
-    return [[item for key in keys for item in clusters[key]] for keys in together]
+            made[int((place + begin) * least / len(keys)) % least].append(key)
+    together = [sorted(keys, key=lambda key: (key[:2], digest([seed, *key]))) for keys in made]
+    return [[item for key in keys for item in clusters[key]] for keys in together if keys]
 
 
-def _slice(item: Item, gate: Gate) -> tuple[Any, ...]:
+def _slice(item: Item, gate: Gate, keys: Grouping) -> tuple[Any, ...]:
     values = {"task": item.task, "length": item.length, "depth": gate.depth_bin(item.depth)}
-    return (item.suite, item.protocol, *(values[key] for key in gate.slice_by))
-
-
-def _first(items: Sequence[Item], members: Sequence[Item]) -> int:
-    return items.index(members[0])
+    return (item.suite, item.protocol, *((key, values[key]) for key in keys))
 
 
 def round_units(
@@ -99,15 +107,18 @@ class Watch:
     The check that the exact run repeats itself comes after the run and can only take verdicts away, so looks assume it.
 
     Args:
-        declared: labels known to be invalid, with the reason. ``planned``: items of the whole plan.
+        order: hashes of the items of the whole plan, in the order they are run.
+        declared: labels known to be invalid, with the reason. ``named``: the row that the plan is about, if any.
         stopped: of an earlier process that finished, to stop at the same look.
     """
 
     gate: Gate
     limit: UntilDecided
-    planned: int
+    order: Sequence[str]
     declared: Mapping[str, str] = field(default_factory=dict)
     stopped: Mapping[str, Any] | None = None
+    named: str | None = None
+    page_size: int = PAGE_SIZE
     clock: Callable[[], float] = time.monotonic
     items: int = 0
     looks: int = 0
@@ -115,7 +126,14 @@ class Watch:
 
     def __post_init__(self) -> None:
         self._begun = self.clock()
-        self._verdict = SequentialVerdict(self.gate, repeat_identical=True, declared=self.declared)
+        self._verdict = SequentialVerdict(
+            self.gate,
+            self.order,
+            repeat_identical=True,
+            declared=self.declared,
+            named=self.named,
+            page_size=self.page_size,
+        )
 
     def over(self, batch: Sequence[Unit]) -> bool:
         """Whether the next round would pass the cap in items."""
@@ -141,9 +159,9 @@ class Watch:
     @property
     def stop(self) -> dict[str, Any]:
         """What to write down, after the last round."""
-        rule = "exhausted" if self.items == self.planned and self.rule != "decided" else self.rule
+        rule = "exhausted" if self.items == len(self.order) and self.rule != "decided" else self.rule
         still = tuple(f"{row.label} ({row.protocol})" for row in self._verdict.open_rows)
-        found = Stop(rule, RULES[rule], self.items, self.planned, self.looks, still, rule != "minutes")
+        found = Stop(rule, RULES[rule], self.items, len(self.order), self.looks, still, rule != "minutes")
         return asdict(found)
 
 

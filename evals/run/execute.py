@@ -81,7 +81,9 @@ def _watch(prepared: Prepared, folder: RunFolder) -> Watch | None:
         return None
     declared = oracle_reasons(read_json(folder.path / MANIFEST))
     stopped = read_json(folder.path / STOP) if (folder.path / STOP).exists() else None
-    return Watch(load_gate(config.gate), config.until_decided, len(prepared.items), declared, stopped)
+    order = [item.item_hash for unit in prepared.units for item in unit.items]
+    gate = load_gate(config.gate)
+    return Watch(gate, config.until_decided, order, declared, stopped, config.primary, config.page_size)
 
 
 def _checks(

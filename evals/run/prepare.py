@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -15,9 +16,11 @@ from kvgate.engine.sequence import Sequence as Row
 from kvgate.evals.data.items import Item, digest
 from kvgate.evals.data.tokens import Tokens
 from kvgate.evals.judge.gates import load_gate
+from kvgate.evals.judge.order import order_hashes
 from kvgate.evals.log.records import SCHEMA_VERSION
-from kvgate.evals.plan.cells import Column, Unit, columns, units
+from kvgate.evals.plan.cells import Column, Unit, columns
 from kvgate.evals.plan.config import RunConfig, SuiteChoice
+from kvgate.evals.run.dependence import joined, require_declared
 from kvgate.evals.run.early_stopping import items_in, round_units, rounds
 from kvgate.evals.run.identity import Identity, identity
 from kvgate.evals.run.prompts import pages_needed
@@ -33,7 +36,8 @@ GIB = 1 << 30
 class Work:
     """What a plan asks of one identity: made from the tokenizer alone, without weights.
 
-    ``batches``: units that belong together: all of them, or those of each round of a run that stops when decided.
+    ``items``: in the order they are run, drawn by the plan's seed. ``batches``: units that belong together: all of
+    them, or those of each round of a run that stops when decided.
     """
 
     config: RunConfig
@@ -66,6 +70,7 @@ class Work:
             "config_hash": self.config_hash,
             "items": len(self.items),
             "items_hash": items_hash([item.item_hash for item in self.items]),
+            "order": drawn_order(self.batches),
             "columns": [described(column) for column in self.columns],
             "provenance": origin,
         }
@@ -74,6 +79,11 @@ class Work:
 def items_hash(hashes: Sequence[str]) -> str:
     """BLAKE2b-128 of item hashes in order."""
     return digest(list(hashes))
+
+
+def drawn_order(batches: Sequence[Sequence[Unit]]) -> list[str]:
+    """A hash after every batch of the items up to there, as they are run."""
+    return order_hashes([[item.item_hash for unit in batch for item in unit.items] for batch in batches])
 
 
 def described(column: Column) -> dict[str, Any]:
@@ -135,15 +145,18 @@ def make_work(config: RunConfig, tokenizer: Any, who: Identity) -> Work:
     found = columns(config)
     items = [item for choice in config.suites for item in build_items(choice, tokenizer, config)]
     _require_distinct(items)
+    require_declared(items)
+    order = rounds(items, load_gate(config.gate), config.seed)
     until = config.until_decided
-    if until is None:
-        made: tuple[tuple[Unit, ...], ...] = (tuple(units(items, found, config.batch_rows, who.fingerprint)),)
-    else:
-        order = rounds(items, load_gate(config.gate), config.seed)
-        made = round_units(order, found, config.batch_rows, who.fingerprint)
-        if until.items is not None and until.items < (first := items_in(made[0])):
-            raise ValueError(f"plan {config.name}: a cap of {until.items} items; the first round alone has {first}")
-    return Work(config, who, tuple(items), tuple(found), made)
+    if until is None:  # nobody looks in between, so a suite's items may share batches whatever their round
+        place = {suite: number for number, suite in enumerate(dict.fromkeys(item.suite for item in items))}
+        order = [
+            sorted((item for group in order for item in group), key=lambda item: (place[item.suite], item.protocol))
+        ]
+    made = round_units(order, found, config.batch_rows, who.fingerprint)
+    if until is not None and until.items is not None and until.items < (first := items_in(made[0])):
+        raise ValueError(f"plan {config.name}: a cap of {until.items} items; the first round alone has {first}")
+    return Work(config, who, tuple(item for group in order for item in group), tuple(found), made)
 
 
 def _require_distinct(items: Sequence[Item]) -> None:
@@ -195,16 +208,39 @@ def most_pages(prepared: Prepared) -> int:
 
 
 def build_items(choice: SuiteChoice, tokenizer: Any, config: RunConfig) -> list[Item]:
-    """The items of a plan's suite."""
+    """The items of a plan's suite, of all its seeds. Rows of a data set do not follow the seed and come once."""
+    suite, found = suite_class(choice.name), dict[str, Item]()
+    for seed in config.item_seeds:
+        for item in _seeded_items(choice, tokenizer, config, seed):
+            if item.item_hash not in found:
+                found[item.item_hash] = item
+    made = list(found.values())
+    if not all(suite.has_source(task) for task in suite.tasks):
+        made = joined(made)
+    if len(config.item_seeds) > 1:  # indices count within the task, over all seeds
+        count: Counter[tuple[str, int]] = Counter()
+        for place, item in enumerate(made):
+            made[place] = replace(item, index=count[item.task, item.length])
+            count[item.task, item.length] += 1
+    return made
+
+
+def _seeded_items(choice: SuiteChoice, tokenizer: Any, config: RunConfig, seed: int) -> list[Item]:
+    suite = suite_class(choice.name)
     asked: dict[str, Any] = {"counts": choice.counts, "depths": choice.depths, "tasks": choice.tasks}
     given = {key: value for key, value in {**asked, "options": choice.options}.items() if value}
-    items = suite_class(choice.name)().build(Tokens(tokenizer, config.date), Order(seed=config.seed, **given))
+    items = suite().build(Tokens(tokenizer, config.date), Order(seed=seed, **given))
     if choice.protocol == "whole_prompt":
         several = [item for item in items if len(item.turns) > 1]
         if several:
             raise ValueError(
                 f"suite {choice.name}: protocol whole_prompt needs items of one turn; {several[0].task} has more"
             )
+    if len(config.item_seeds) > 1:  # a made context is another one under another seed, a source document is not
+        items = [
+            item if suite.has_source(item.task) else replace(item, cluster=f"{item.cluster}-seed{seed}")
+            for item in items
+        ]
     return [replace(item, protocol=choice.protocol) if choice.protocol else item for item in items]
 
 

@@ -21,7 +21,7 @@ from kvgate.evals.log.verification import Verification
 from kvgate.evals.plan.cells import Cell
 from kvgate.evals.run.early_stopping import items_in
 from kvgate.evals.run.identity import Identity, template_hash, tokenizer_hash
-from kvgate.evals.run.prepare import Work, described, items_hash, make_work
+from kvgate.evals.run.prepare import Work, described, drawn_order, items_hash, make_work
 from kvgate.evals.run.provenance import code_hash
 from kvgate.evals.scoring.again import contradictions
 from kvgate.typed import parse
@@ -77,6 +77,7 @@ def _plan_faults(run: FinishedRun, work: Work) -> Iterator[str]:
         "config_hash": work.config_hash,
         "items": len(work.items),
         "items_hash": items_hash([item.item_hash for item in work.items]),
+        "order": drawn_order(work.batches),
         "columns": [described(column) for column in work.columns],
     }
     for name, value in made.items():

@@ -71,6 +71,21 @@ def log_e_block(differences: ArrayLike, margin: float, weights: ArrayLike | None
     return log_e_above(-np.asarray(differences, dtype=np.float64), margin, weights)
 
 
+def log_e_positive(values: ArrayLike, lowest: float, weights: ArrayLike | None = None) -> float:
+    """Log e-value against ``H0: mean <= 0`` for values of at least ``-lowest``, with ``lowest`` above 0.
+
+    The bets are those of :func:`log_e_above`, scaled so that the lowest value costs the share f of the wealth. Values
+    need no upper limit: only a factor below 0 would break the supermartingale.
+    """
+    x = np.asarray(values, dtype=np.float64).ravel()
+    if lowest <= 0.0 or not np.all(np.isfinite(x) & (x >= -lowest - _EDGE)):
+        raise ValueError(f"values must be numbers of at least -{lowest}, which must be below 0")
+    w = np.ones_like(x) if weights is None else np.asarray(weights, dtype=np.float64).ravel()
+    w = w / (w.max() if w.size else 1.0)
+    step = w * np.maximum(x, -lowest) / lowest
+    return float(_log_mean_exp(np.log1p(np.asarray(FRACTIONS)[:, None] * step[None, :]).sum(axis=1)))
+
+
 def confidence_bounds(differences: ArrayLike, alpha: float, weights: ArrayLike | None = None) -> tuple[float, float]:
     """Anytime-valid lower and upper limit of the mean difference, each wrong with probability at most ``alpha``.
 

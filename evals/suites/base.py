@@ -98,6 +98,11 @@ class Suite(ABC):
         """Whether the items of a task say at what depth their evidence stands."""
         return True
 
+    @classmethod
+    def has_source(cls, task: str) -> bool:
+        """Whether a task's clusters are source documents, the same whatever the seed, rather than made contexts."""
+        return True
+
     @abstractmethod
     def build(self, tokens: Tokens, order: Order) -> list[Item]:
         """All items of ``order``, by task, then length, then index. ValueError for what cannot be built."""
@@ -121,6 +126,11 @@ class Suite(ABC):
 
 class Generated(Suite):
     """A suite whose items are made, one :class:`Spot` at a time, to the exact length."""
+
+    @classmethod
+    def has_source(cls, task: str) -> bool:
+        """Contexts are made, a new one for each cluster and seed."""
+        return False
 
     @abstractmethod
     def make(self, tokens: Tokens, spot: Spot) -> list[Item]:

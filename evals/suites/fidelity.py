@@ -39,6 +39,11 @@ class FidelitySuite(Generated):
         """Nothing is asked for, so nothing stands anywhere."""
         return False
 
+    @classmethod
+    def has_source(cls, task: str) -> bool:
+        """Code comes from files; the clusters of the other tasks are made contexts."""
+        return task == "code"
+
     def make(self, tokens: Tokens, spot: Spot) -> list[Item]:
         """One item with one turn of at most ``new_tokens`` tokens."""
         wanted = spot.options["new_tokens"]

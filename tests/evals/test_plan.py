@@ -18,15 +18,15 @@ from kvgate.evals.suites.catalog import suite_class
 def test_a_plan_is_shown_without_its_model(capsys: Any) -> None:
     assert main(["plan", "quick"]) == 0
     shown = capsys.readouterr().out
-    assert "retrieval        about 44 items" in shown
+    assert "retrieval        about 48 items" in shown
     assert "11 rows an item" in shown
 
 
 def test_the_full_plan_can_pass_production(capsys: Any) -> None:
     assert main(["plan", "full", "--power", "--discordance", "0.02"]) == 0
     *_, last, retrieval, code, multi_turn, long_answers = capsys.readouterr().out.strip().splitlines()
-    assert "4 suites of 9 slices" in last
-    assert 250 < int(last.rsplit(" ", 1)[1]) <= 1300
+    assert "4 suites of 21 slices" in last
+    assert 250 < int(last.rsplit(" ", 1)[1]) <= 3000
     for line in (retrieval, code, multi_turn, long_answers):
         assert line.endswith("enough"), line
 
@@ -34,8 +34,8 @@ def test_the_full_plan_can_pass_production(capsys: Any) -> None:
 def test_items_without_a_depth_are_slices_of_their_own(capsys: Any) -> None:
     assert main(["plan", "full"]) == 0
     shown = capsys.readouterr().out
-    assert "retrieval        about 1260 items, 9 (length, depth) slices of 140 or more" in shown
-    assert "long_generation  about 880 items, 4 (length, depth) slices of 220 or more" in shown
+    assert "retrieval        about 2400 items, 9 (length, depth) slices of 266 or more" in shown
+    assert "long_generation  about 1240 items, 4 (length, depth) slices of 310 or more" in shown
 
 
 def test_a_slice_too_small_is_told_though_the_suite_is_large_enough(capsys: Any, tmp_path: Any) -> None:

@@ -84,7 +84,7 @@ def test_the_first_difference_is_shown(copy: Path, capsys: Any, side: str) -> No
     change(copy, place, turns=turns)
     assert main(["rerun", str(copy), "--policy", LABEL]) == 1
     said = capsys.readouterr().out
-    assert f"retrieval/single/0 at 400, {side}: turns[0].tokens" in said
+    assert f"retrieval/single/{row['index']} at 400, {side}: turns[0].tokens" in said
     assert f"was {turns[0]['tokens'][0]}, is {row['turns'][0]['tokens'][0]}" in said
 
 

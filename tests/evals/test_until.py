@@ -186,7 +186,7 @@ def test_bad_caps_are_named(tiny: dict[str, Any], raw: Any) -> None:
 
 def test_minutes_of_an_earlier_process_do_not_count() -> None:
     now = iter([0.0, 600.0, 600.0])
-    watch = Watch(gate(), UntilDecided(minutes=5.0), 10, clock=lambda: next(now))
+    watch = Watch(gate(), UntilDecided(minutes=5.0), ["x"] * 10, clock=lambda: next(now))
     assert not watch.look((), [], fresh=False)
     assert watch.look((), [], fresh=True)
     assert watch.rule == "minutes"

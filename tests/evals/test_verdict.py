@@ -192,9 +192,12 @@ def test_collapsed_group_withholds() -> None:
 def test_items_of_one_context_are_one_observation() -> None:
     records = run(lambda index: 1.0)
     records = [replace(record, context_hash=f"shared{record.index // 40}") for record in records]
-    row = verdict(records)
+    row = verdict([replace(record, cluster=f"c{record.index // 40}") for record in records])
     assert row.clusters == 3
     assert row.status == "inconclusive"
+    row = verdict(records)  # the same without saying so
+    assert row.status == "invalid"
+    assert "3 contexts are shared by items of different clusters" in row.reasons[0]
 
 
 def test_clusters_merge_through_contexts() -> None:

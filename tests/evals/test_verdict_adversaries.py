@@ -43,6 +43,10 @@ def build(
     return records
 
 
+def order_of(records: Iterable[CellRecord]) -> list[str]:
+    return list(dict.fromkeys(record.item_hash for record in sorted(records, key=lambda record: record.index)))
+
+
 def edit(**changes: Any) -> Change:
     return lambda record: replace(record, **changes)
 
@@ -160,7 +164,8 @@ def test_duplicated_items() -> None:
 def test_copies_of_one_context_under_new_hashes() -> None:
     """40 contexts asked 30 times each are 40 observations."""
     records = [
-        replace(record, context_hash=f"context{record.index % 40}") for record in build(1200, lambda index: None)
+        replace(record, context_hash=f"context{record.index % 40}", cluster=f"c{record.index % 40}")
+        for record in build(1200, lambda index: None)
     ]
     rows = {row.gate: row for row in verdicts(records)}
     assert rows["production"].clusters == 40
@@ -197,7 +202,7 @@ def test_good_for_200_items_then_bad() -> None:
     """Looked at every 15 items. Screen settles for few items by design, which is why it may only shadow."""
     for gate in (gate for gate in GATES if not gate.shadow_only):
         records = build(1350, lambda index: score(0.0) if index >= 200 else None)
-        sequential = SequentialVerdict(gate, repeat_identical=True)
+        sequential = SequentialVerdict(gate, order_of(records), repeat_identical=True)
         while not sequential.decided:
             start = sum(record.label == "full" for record in sequential_records(sequential))
             rows = sequential.feed(record for record in records if start <= record.index < start + 15)
@@ -210,8 +215,8 @@ def sequential_records(sequential: SequentialVerdict) -> list[CellRecord]:
 
 
 def test_sequential_refuses_a_cluster_in_two_batches() -> None:
-    sequential = SequentialVerdict(GATES[0], repeat_identical=True)
     batch = build(15, lambda index: None)
+    sequential = SequentialVerdict(GATES[0], [*order_of(batch), *order_of(batch)], repeat_identical=True)
     sequential.feed(batch)
     with pytest.raises(ValueError, match=r"cluster 'cluster0' .* two batches"):
         sequential.feed(batch[:1])
@@ -224,7 +229,7 @@ def test_sequential_stops_when_larger_budget_is_blocked() -> None:
     large = [score(0.0)(cell(index, 1.0, "trick@256")) for index in range(60)]
     large = [replace(record, budget=256, params={"budget": 256}) for record in large]
     small = [score(float(index % 8 > 0))(cell(index, 1.0, "trick@128")) for index in range(60)]
-    sequential = SequentialVerdict(gate, repeat_identical=True)
+    sequential = SequentialVerdict(gate, order_of(exact), repeat_identical=True)
     assert not sequential.decided
     rows = sequential.feed(exact + large + small)
     assert [row.status for row in rows] == ["block", "inconclusive"]
@@ -241,7 +246,7 @@ def test_false_enables_under_peeking() -> None:
         lost = rng.random(240) < 0.1
         records = build(240, lambda index, lost=lost: score(0.0) if lost[index] else None)  # type: ignore[misc]
         by_index = sorted(records, key=lambda record: record.index)
-        sequential = SequentialVerdict(gate, repeat_identical=True)
+        sequential = SequentialVerdict(gate, order_of(by_index), repeat_identical=True)
         for start in range(0, 480, 60):
             row = sequential.feed(by_index[start : start + 60])[0]
             if row.status == "enable":

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from made_records import made_cell
 
+from kvgate.evals.judge.columns import Pair, columns_of
 from kvgate.evals.judge.gates import Gate
-from kvgate.evals.judge.pairs import Pair
 from kvgate.evals.judge.sequential import SequentialVerdict
 from kvgate.evals.judge.strata import Stratum, judge
+from kvgate.evals.judge.types import Levels
 from kvgate.evals.judge.verdict import decide
 from kvgate.evals.leaderboard.board import build_leaderboard
 from kvgate.evals.log.records import CellRecord
@@ -52,7 +53,8 @@ def test_a_slice_near_the_floor_stays_open_and_one_far_below_leaves(share: float
 def test_a_loss_is_not_dropped_with_a_slice_that_was_looked_at_too_early() -> None:
     """All is lost at 1024, where the exact run scores .7: the run goes on until that is proved, and blocks."""
     records = near_the_floor(1350, 0.7, policy=0.0)
-    sequential = SequentialVerdict(GATE, repeat_identical=True)
+    order = [record.item_hash for record in records if record.exact]
+    sequential = SequentialVerdict(GATE, order, repeat_identical=True)
     start = 0
     while not sequential.decided:
         (row,) = sequential.feed(record for record in records if start <= record.index < start + 30)
@@ -68,13 +70,18 @@ def test_under_the_floor_a_proved_loss_blocks_until_the_slice_is_proved_to_say_n
     assert early.status == "block"
     assert early.scope.excluded == ()
     (late,) = decide(near_the_floor(3000, 0.5, policy=0.0), GATE, repeat_identical=True, sequential=True)
+    assert late.status == "block"
+    (late,) = decide(near_the_floor(3000, 0.5), GATE, repeat_identical=True, sequential=True)
     assert late.scope.excluded == ("retrieval, length 1024",)
     assert late.status == "enable"
 
 
 def test_open_competence_says_its_limits() -> None:
-    sequential = SequentialVerdict(GATE, repeat_identical=True)
-    (row,) = sequential.feed(near_the_floor(120, 0.7))
+    records = near_the_floor(120, 0.7)
+    sequential = SequentialVerdict(
+        GATE, [record.item_hash for record in records if record.exact], repeat_identical=True
+    )
+    (row,) = sequential.feed(records)
     assert not sequential.decided
     (reason,) = [text for text in row.reasons if "length 1024" in text]
     assert re.search(r"scores 0\.700 on 40 items .*limits \[0\.\d+, 0\.\d+\] .* leave the floor of 0\.60 open", reason)
@@ -100,17 +107,15 @@ def test_an_incompetent_exact_run_under_peeking() -> None:
 
     The limit for a fixed number is shown to fail here, so that the test cannot pass by being too easy.
     """
-    pairs = [
-        [Pair(made_cell(i, score), made_cell(i, score, "trick@128"), f"c{i}") for i in range(400)]
-        for score in (0.0, 1.0)
-    ]
     rng, runs, passed = np.random.default_rng(5), 100, {False: 0, True: 0}
+    (table,) = columns_of(Pair("retrieval", "t", f"{i:03d}", f"{i:03d}", 1.0, 1.0) for i in range(400))
     for _ in range(runs):
-        right = (rng.random(400) < GATE.floor).astype(int)
-        drawn = tuple(pairs[right[i]][i] for i in range(400))
+        right = (rng.random(400) < GATE.floor).astype(np.float64)
+        data = table.scored(right, right)
         for sequential in passed:
+            levels = Levels(0.05, 0.05, sequential)
             for look in range(40, 401, 20):
-                found = judge(Stratum("retrieval", {}, drawn[:look]), GATE, 0.1, 20, 20, sequential=sequential)
+                found = judge(Stratum(data, {}, np.arange(look)), GATE, 0.1, 20, 20, levels)
                 if found.exact_low >= GATE.floor:
                     passed[sequential] += 1
                     break

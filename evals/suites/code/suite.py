@@ -46,6 +46,11 @@ class Code(Generated):
     loose_depths = frozenset({"completion"})
     options: ClassVar = {"folder": "", "package": ""}
 
+    @classmethod
+    def has_source(cls, task: str) -> bool:
+        """Clusters are files."""
+        return True
+
     def make(self, tokens: Tokens, spot: Spot) -> list[Item]:
         """One item: code of exactly ``spot.length`` ids and one question. Cluster: the file."""
         return [MAKERS[spot.task](tokens, spot)]

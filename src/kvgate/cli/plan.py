@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvgate.cli.power import describe
-from kvgate.evals.judge.gates import Gate, SliceKey, load_gate
+from kvgate.evals.judge.columns import SliceKey
+from kvgate.evals.judge.gates import Gate, load_gate
 from kvgate.evals.judge.power import GatePower, Population, gate_power
 
 if TYPE_CHECKING:
-    from kvgate.evals.plan.config import SuiteChoice
+    from kvgate.evals.plan.config import RunConfig, SuiteChoice
 
 
 def add_parser(subparsers: Any) -> None:
@@ -47,27 +48,46 @@ def main(args: argparse.Namespace) -> int:
     print(f"  {len(found)} rows an item: {', '.join(column.label for column in found)}; about {cells} cells")
     if args.power is None:
         return 0
-    judged = {choice.name: slice_sizes(choice, gate, gate.slice_by) for choice in config.suites}
-    slices = max(map(len, judged.values()))
+    judged = {choice.name: [slice_sizes(choice, gate, keys) for keys in gate.groupings] for choice in config.suites}
+    slices = max(sum(map(len, cut)) for cut in judged.values()) or 1
+    finest = max((len(made) for cut in judged.values() for made in cut), default=1)
+    shared = families(config)
     needed = argparse.Namespace(
-        gate=gate.name, discordance=args.discordance, power=args.power, cap=args.cap, suites=len(sizes), slices=slices
-    )
+        gate=gate.name, discordance=args.discordance, power=args.power, cap=args.cap, suites=len(sizes), slices=slices,
+        families=shared,
+    )  # fmt: skip
     population = Population(0.0, args.discordance, cluster_size=args.cluster_size)
-    answer = gate_power(gate, population, suites=len(sizes), slices=slices, power=args.power, cap=args.cap)
+    answer = gate_power(
+        gate, population, suites=len(sizes), slices=slices, finest=finest, families=shared, power=args.power,
+        cap=args.cap,
+    )  # fmt: skip
     print("\n".join(describe(answer, needed)))
-    for name, made in judged.items():
-        print(f"  {name:16} {_enough(made, answer, gate, args.cluster_size)}")
+    for name, cut in judged.items():
+        print(f"  {name:16} {_enough(sum(sizes[name]), cut, answer, gate, args.cluster_size)}")
     return 0
 
 
-def _enough(made: Sequence[int], answer: GatePower, gate: Gate, cluster_size: int) -> str:
+def families(config: RunConfig) -> int:
+    """Families of policies, each under each protocol of the plan's suites, that share the gate's alpha."""
+    from kvgate.evals.plan.cells import columns
+    from kvgate.evals.suites.catalog import suite_class
+
+    if config.primary is not None:
+        return 1
+    found = {(column.name, str(sorted(column.params.items()))) for column in columns(config)[1:] if not column.oracle}
+    protocols = {choice.protocol or suite_class(choice.name).protocol for choice in config.suites}
+    return max(1, len(found) * len(protocols))
+
+
+def _enough(items: int, cut: Sequence[Sequence[int]], answer: GatePower, gate: Gate, cluster_size: int) -> str:
     """Whether a suite's items, and those of its smallest slice, are as many as the simulation asks for.
 
     A suite of few slices needs fewer items than the total for the plan's most finely sliced one.
     """
-    wanted = [(sum(made), answer.suite.fixed, max(gate.min_items, gate.min_clusters * cluster_size), "items")]
-    if answer.slice is not None:
-        wanted.append((min(made), answer.slice.fixed, gate.min_slice_clusters * cluster_size, "in its smallest slice"))
+    wanted = [(items, answer.suite.fixed, max(gate.min_items, gate.min_clusters * cluster_size), "items")]
+    if answer.slice is not None and cut:
+        least = gate.min_slice_clusters * cluster_size
+        wanted.append((min(map(min, cut)), answer.slice.fixed, least, "in its smallest slice"))
     short, said = False, []
     for has, fixed, least, what in wanted:
         need = None if fixed is None else max(fixed, least)

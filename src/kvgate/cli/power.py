@@ -30,6 +30,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cluster-size", type=int, default=1, help="items that share a context (1)")
     parser.add_argument("--suites", type=int, default=3, help="suites of the plan (3)")
     parser.add_argument("--slices", type=int, default=9, help="slices of each suite (9)")
+    parser.add_argument(
+        "--families", type=int, default=1, help="policies and protocols that share the gate's alpha (1)"
+    )
     parser.add_argument("--power", type=float, default=0.9, help="chance that a lossless policy passes (.9)")
     parser.add_argument("--cap", type=int, default=20_000, help="most items to consider (20000)")
 
@@ -38,7 +41,9 @@ def main(args: argparse.Namespace) -> int:
     """Print the answer. ValueError for input that makes no sense."""
     gate = load_gate(args.gate)
     population = Population(0.0, args.discordance, cluster_size=args.cluster_size)
-    found = gate_power(gate, population, suites=args.suites, slices=args.slices, power=args.power, cap=args.cap)
+    found = gate_power(
+        gate, population, suites=args.suites, slices=args.slices, families=args.families, power=args.power, cap=args.cap
+    )
     if args.json:
         print(json.dumps(asdict(found), sort_keys=True))
     else:
@@ -50,6 +55,7 @@ def describe(found: GatePower, args: argparse.Namespace) -> list[str]:
     """The answer in sentences."""
     lines = [
         f"gate {args.gate}, {args.discordance:.1%} of pairs differing, no true loss, chance of passing {args.power:.0%}"
+        + (f", alpha shared by {args.families} families" if args.families > 1 else "")
     ]
     for what, need in (("suite", found.suite), ("slice", found.slice)):
         if need is None:

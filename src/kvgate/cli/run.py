@@ -19,6 +19,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--revision", help="hub revision of the model")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="weights and cache")
     parser.add_argument("--seed", type=int, help="seed of the items")
+    parser.add_argument("--seeds", metavar="N,N,...", help="several seeds of the items in one run with one verdict")
+    parser.add_argument("--primary", metavar="LABEL", help="the one row that may be enabled, at the gate's whole alpha")
     parser.add_argument("--gate", help="gate name or YAML file (default: the plan's)")
     parser.add_argument(
         "--policy", action="append", metavar="NAME@BUDGET[,BUDGET]",
@@ -42,8 +44,10 @@ def main(options: argparse.Namespace) -> int:
     from kvgate.evals.run.execute import execute
     from kvgate.evals.run.prepare import prepare
 
-    keys = ("model", "revision", "dtype", "seed", "gate")
+    keys = ("model", "revision", "dtype", "seed", "gate", "primary")
     overrides: dict[str, Any] = {key: getattr(options, key) for key in keys if getattr(options, key) is not None}
+    if options.seeds is not None:
+        overrides["seeds"] = _seeds(options.seeds)
     if options.policy:
         overrides["policies"] = [policy_entry(text) for text in options.policy]
     if options.until_decided:
@@ -59,6 +63,13 @@ def main(options: argparse.Namespace) -> int:
     if not options.json:
         print(f"\nleaderboard: {out / 'leaderboard.json'}   every answer: {out / 'samples.jsonl'}")
     return enforced(board, options.enforce)
+
+
+def _seeds(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and len(part) < 20 for part in parts):
+        raise ValueError(f"--seeds {text!r:.80}: give whole numbers with commas between, for example 11,12,13")
+    return [int(part) for part in parts]
 
 
 def _writable(out: Path) -> None:
