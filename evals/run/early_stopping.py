@@ -2,9 +2,9 @@
 
 Items are shuffled over all slices by the plan's seed before the first answer, since a suite or data set may be sorted
 in some way: whole clusters, in rounds that each hold their share of every slice. With R clusters in the smallest slice
-there are R rounds. So looks see the slices evenly, and no slice can be missed by an early stop. Looking after every round
-costs nothing: see :mod:`kvgate.evals.stats.betting`. The exact run's floors are judged by the same kind of test, so a
-slice near its floor stays open and keeps in scope. The manifest holds a hash of the order after every round.
+there are R rounds. So looks see the slices evenly, and no slice can be missed by an early stop. Looking after every
+round costs nothing: see :mod:`kvgate.evals.stats.betting`. The exact run's floors are judged by the same kind of test,
+so a slice near its floor stays open and keeps in scope. The manifest holds a hash of the order after every round.
 """
 
 from __future__ import annotations
