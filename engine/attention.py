@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
+from kvgate.engine.by_token import attend_by_token
 from kvgate.engine.rebase import Rebase
 from kvgate.engine.store import PageStore
 from kvgate.kernels import ops
@@ -46,7 +47,9 @@ class Attends(Protocol):
 
 @dataclass(frozen=True)
 class Rows:
-    """A contiguous part of a step's rows that goes through one kernel call per layer.
+    """A contiguous part of a step's rows that goes through one kernel call per layer. Which rows share a part depends
+    on nothing that would change a row's result: ``single``, one token each; ``fresh``, one row on an empty cache,
+    attended straight from its new keys.
 
     Shapes: R rows of this part, T their tokens, E exempt spans; ``tables``, ``live`` and ``counts`` carry all layers.
     """
@@ -61,6 +64,7 @@ class Rows:
     last_token: int
     single: bool
     want_mass: bool
+    fresh: bool
 
 
 @dataclass
@@ -70,11 +74,11 @@ class Step:
     Attributes:
         slots_LTH: int64 flat slot of every new token. ``position_T``, ``lower_T``: int32.
         parts: the rows, those whose attention mass is wanted apart from the others.
-        fresh: one row on an empty cache, attended straight from the new keys.
         observe: whether to keep all queries, and the logarithm of their softmax's denominator, layer by layer.
         beside_LHS: one row: int64 flat slots of everything it held before, the same number in each head; attention
             then reads them as contiguous tensors. None: through the tables.
-        mass: per part, fp32 ``[R, H, P, S]`` per layer (``[1, H, T]`` when fresh), filled layer by layer.
+        by_token: attend several tokens of a row as if they were fed one by one, to the bit.
+        mass: per part, fp32 ``[R, H, P, S]`` per layer (``[1, H, T]`` of a fresh one), filled layer by layer.
     """
 
     store: PageStore
@@ -84,10 +88,10 @@ class Step:
     parts: tuple[Rows, ...]
     native_windows: tuple[int | None, ...]
     layer_types: tuple[str, ...] | None
-    fresh: bool
     rebase: Rebase | None
     observe: bool
     beside_LHS: Tensor | None = None
+    by_token: bool = False
     mass: list[list[Tensor]] = field(default_factory=list)
     queries: list[Tensor] = field(default_factory=list)
     lse: list[Tensor] = field(default_factory=list)
@@ -114,22 +118,18 @@ class Step:
         self.scale, self.softcap = scale, softcap
         if self.observe:
             self.queries.append(q_TQD)
-        if self.fresh:
-            part = self.parts[0]
-            found = ops.prefill_attention(
-                q_TQD, _tokens_first(key), _tokens_first(value), scale=scale, softcap=softcap,
-                native_window=self.native_windows[layer], want_mass=part.want_mass, backend=self.store.backend,
-            )  # fmt: skip
-            self.mass.append([] if found.mass is None else [found.mass[None]])
-            self._note_lse([found])
-            return found.out[None]
         if self.beside_LHS is not None and softcap is None and self.native_windows[layer] is None:
             slots = self.beside_LHS[layer]
             k_old, v_old = (pool.view(-1, pool.shape[-1])[slots] for pool in (self.store.k, self.store.v))
             found = beside(q_TQD, k_old, v_old, _tokens_first(key), _tokens_first(value), scale=scale)
             self._note_lse([found])
             return found.out[None]
-        results = [self._paged(part, q_TQD, layer, scale, softcap) for part in self.parts]
+        results = [
+            self._fresh(part, q_TQD, key, value, layer, scale, softcap)
+            if part.fresh
+            else self._paged(part, q_TQD, layer, scale, softcap)
+            for part in self.parts
+        ]
         self.mass.append([result.mass for result in results if result.mass is not None])
         self._note_lse(results)
         return torch.cat([result.out for result in results])[None]
@@ -137,6 +137,19 @@ class Step:
     def _note_lse(self, results: list[Attention]) -> None:
         if self.observe:
             self.lse.append(torch.cat([result.lse for result in results]))
+
+    def _fresh(
+        self, part: Rows, q_TQD: Tensor, key: Tensor, value: Tensor, layer: int, scale: float, softcap: float | None
+    ) -> Attention:
+        tokens = slice(part.first_token, part.last_token)
+        q, k, v = (each[tokens] for each in (q_TQD, _tokens_first(key), _tokens_first(value)))
+        if part.first_token:  # a product may round differently where memory is aligned differently
+            q, k, v = q.clone(), k.clone(), v.clone()
+        found = ops.prefill_attention(
+            q, k, v, scale=scale, softcap=softcap, native_window=self.native_windows[layer],
+            want_mass=part.want_mass, backend=self.store.backend,
+        )  # fmt: skip
+        return Attention(found.out, found.lse, None if found.mass is None else found.mass[None])
 
     def _paged(self, part: Rows, q_TQD: Tensor, layer: int, scale: float, softcap: float | None) -> Attention:
         tokens = slice(part.first_token, part.last_token)
@@ -156,6 +169,10 @@ class Step:
         }  # fmt: skip
         if part.single:
             return ops.decode_attention(q, *cache, lower_R=lower, q_sink_RQD=q_sink, **rules)
+        if self.by_token:
+            return attend_by_token(
+                q, cache[:2], cache[2:5], *cache[5:], part.row_start_R1, lower_T=lower, q_sink_TQD=q_sink, **rules
+            )
         return ops.extend_attention(q, *cache, part.row_start_R1, lower_T=lower, q_sink_TQD=q_sink, **rules)
 
 

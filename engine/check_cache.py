@@ -19,7 +19,7 @@ from kvgate.engine.embedded import cache_root
 _ROOMS = ("compressors", "engine", "kernels", "lifecycle")
 
 
-def cache_key(weights_hash: str, config: str, device: str) -> str:
+def cache_key(weights_hash: str, config: str, device: str, numerics: str) -> str:
     """BLAKE2b-128 of all that could change the outcome: weights, configuration, code, libraries, processor."""
     import torch
 
@@ -27,7 +27,7 @@ def cache_key(weights_hash: str, config: str, device: str) -> str:
 
     processor = torch.cuda.get_device_name(0) if device == "cuda" else torch.backends.cpu.get_cpu_capability()
     parts = [
-        weights_hash, config, device, processor, platform.machine(), platform.python_version(), engine_hash(),
+        weights_hash, config, device, numerics, processor, platform.machine(), platform.python_version(), engine_hash(),
         *(version(name) for name in ("torch", "transformers", "numpy")),
         os.environ.get("KVGATE_BACKEND", ""), str(native.library() is not None),
     ]  # fmt: skip

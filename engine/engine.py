@@ -20,7 +20,7 @@ from kvgate.engine.models import LoadedModel
 from kvgate.engine.refusals import refuse_overflow, refuse_policy
 from kvgate.engine.sequence import Sequence
 from kvgate.engine.slots import Slots
-from kvgate.engine.steps import StepBuilder, places
+from kvgate.engine.steps import Kind, StepBuilder, kind_of, places
 from kvgate.engine.store import PageStore
 from kvgate.engine.witness import Scores, Witness
 from kvgate.kernels.types import Backend
@@ -52,6 +52,7 @@ class Engine:
         self.info = loaded.info
         self._module = loaded.module
         self._chunk = prefill_chunk
+        self._by_token = loaded.info.numerics in ("order", "portable")
         geometry = Geometry(self.info.layers, self.info.kv_heads, page_size)
         self.tables = Tables(PagePool(pages), geometry)
         parameter = next(loaded.module.parameters())
@@ -141,7 +142,8 @@ class Engine:
             self._require_held(row)
         counts = [len(part) for part in tokens]
         refuse_overflow(self.info, rows, counts)
-        order = sorted(range(len(rows)), key=lambda index: rows[index].needs("mass"))
+        kinds = self._kinds(rows, counts)
+        order = sorted(range(len(rows)), key=kinds.__getitem__)
         ordered = [rows[index] for index in order]
         sizes = [counts[index] for index in order]
         ends = np.cumsum(sizes)
@@ -264,18 +266,25 @@ class Engine:
     ) -> tuple[Tensor, Step]:
         """Append and run new tokens; on failure the rows are what they were. Logits ``[len(wanted), V]``."""
         sizes = [len(part) for part in tokens]
-        fresh = len(rows) == 1 and rows[0].length == 0 and self.tables.counts[rows[0].id].max() == 0
+        kinds = self._kinds(rows, sizes)
         placed = self.tables.append([row.id for row in rows], sizes, [row.length for row in rows])
         try:
             self.store.carry_out(placed)
-            step = self._builder.build(rows, sizes, placed.slots, fresh=fresh, observe=observe)
-            step.beside_LHS = beside
+            step = self._builder.build(rows, sizes, placed.slots, kinds, observe=observe)
+            step.beside_LHS, step.by_token = beside, self._by_token
             logits = self._forward([token for part in tokens for token in part], step, wanted)
         except BaseException:
             self._slots.take_back(rows, placed.slots)
             raise
         self._witness.logit_rule = (step.scale, step.softcap)
         return logits, step
+
+    def _kinds(self, rows: Several[Sequence], counts: Several[int]) -> list[Kind]:
+        empty = [bool(self.tables.counts[row.id].max() == 0) for row in rows]
+        return [
+            kind_of(row, count, empty=bare, by_token=self._by_token)
+            for row, count, bare in zip(rows, counts, empty, strict=True)
+        ]
 
     def _forward(self, ids: list[int], step: Step, wanted: Tensor) -> Tensor:
         return call_model(self._module, ids, step, wanted, self.store.device)

@@ -21,8 +21,8 @@ def gather_evidence(
     """``rows`` in the step's order, ``counts`` new tokens each, ``slots`` the slots of each row's table."""
     massed = [index for index, row in enumerate(rows) if row.needs("mass")]
     if massed:
-        found = torch.stack([layer[-1] for layer in step.mass], dim=1).flatten(3)
-        for index, mass in zip(massed, found, strict=True):
+        parts = [torch.stack(part, dim=1).flatten(3) for part in zip(*step.mass, strict=True)]
+        for index, mass in zip(massed, (row for part in parts for row in part), strict=True):
             add_mass(rows[index], mass, slots[index])
     queries = torch.stack(step.queries) if step.observe else None
     at = 0

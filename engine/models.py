@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from kvgate.engine.probe import AttentionShape
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# How rounding may vary. ``fast``: with the batch and with how a prompt was cut. ``batch``: not with who else is in the
+# batch (:mod:`kvgate.engine.tiling`). ``order``: nor with how many tokens are fed at once, so that prefill, chunks,
+# decode and recomputation give the same bits (:mod:`kvgate.engine.by_token`). ``portable``: ``order`` in float32.
+NUMERICS = ("fast", "batch", "order", "portable")
 # Models whose rotary embedding turns the two halves of a head against each other, the form `rebase` undoes. Layers
 # without rotary embedding (SmolLM3's) must not be turned, so a model with such layers does not count.
 _HALVES = {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "smollm3", "granite"}
@@ -36,6 +40,7 @@ class ModelInfo:
         max_positions: longest sequence the model was made for.
         stop_ids: end-of-sequence token ids.
         rotates_halves: whether ``positions: rebased`` is possible.
+        numerics: what a token's logits may depend on besides the tokens before it; see :data:`NUMERICS`.
     """
 
     name: str
@@ -52,6 +57,7 @@ class ModelInfo:
     max_positions: int
     stop_ids: tuple[int, ...]
     rotates_halves: bool
+    numerics: str = "fast"
 
 
 @dataclass(frozen=True)
@@ -64,9 +70,17 @@ class LoadedModel:
 
 
 def load_model(
-    name: str = EMBEDDED, *, dtype: str = "bfloat16", device: str | None = None, revision: str | None = None
+    name: str = EMBEDDED,
+    *,
+    dtype: str = "bfloat16",
+    device: str | None = None,
+    revision: str | None = None,
+    numerics: str | None = None,
 ) -> LoadedModel:
-    """Load the embedded model, a local folder or a hub id. ValueError, one line, if it is not there or not servable."""
+    """Load the embedded model, a local folder or a hub id. ValueError, one line, if it is not there or not servable.
+
+    ``numerics``: one of :data:`NUMERICS`; None is "batch", and "fast" in float32, where rounding hardly ever shows.
+    """
     import transformers
 
     from kvgate.engine.attention import ATTENTION_NAME, register
@@ -75,6 +89,11 @@ def load_model(
     transformers.utils.logging.disable_progress_bar()
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
+    if numerics is not None and numerics not in NUMERICS:
+        raise ValueError(f"numerics {numerics!r:.40}: choose one of {', '.join(NUMERICS)}")
+    if numerics == "portable" and dtype != "float32":
+        raise ValueError(f"numerics portable: needs dtype float32, not {dtype}")
+    numerics = numerics or ("fast" if dtype == "float32" else "batch")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     source = str(embedded_folder()) if name == EMBEDDED else name
     where: dict[str, Any] = {"pretrained_model_name_or_path": source, "revision": revision}
@@ -95,16 +114,23 @@ def load_model(
         raise ValueError(f"model {name!r}: its weights lack {len(missing)} tensors, {missing[0]} among them")
     revision = getattr(config, "_commit_hash", None) or "local"
     weights = hash_folder(Path(source)) if Path(source).is_dir() else _hash_tensors(module)
-    return wrap(module.to(device), tokenizer, name=name, revision=revision, weights_hash=weights)
+    return wrap(module.to(device), tokenizer, name=name, revision=revision, weights_hash=weights, numerics=numerics)
 
 
 def wrap(
-    module: Any, tokenizer: Any, *, name: str, revision: str = "local", weights_hash: str | None = None
+    module: Any,
+    tokenizer: Any,
+    *,
+    name: str,
+    revision: str = "local",
+    weights_hash: str | None = None,
+    numerics: str = "fast",
 ) -> LoadedModel:
     """A module that is already in memory (tests, notebooks). ValueError if it cannot be served."""
     from kvgate.engine.attention import ATTENTION_NAME, register
     from kvgate.engine.probe import attention_shape
     from kvgate.engine.self_check import check_once
+    from kvgate.engine.tiling import tile_linears
 
     register()
     refuse_config(module.config, name)
@@ -113,6 +139,9 @@ def wrap(
     module.set_attn_implementation(ATTENTION_NAME)
     shape = attention_shape(module, name)
     info = _info(module, tokenizer, shape, name, revision, weights_hash or _hash_tensors(module))
+    info = replace(info, numerics=numerics)
+    if numerics != "fast":
+        tile_linears(module)
     _refuse_tokenizer(module, tokenizer, name)
     loaded = LoadedModel(module, tokenizer, info)
     check_once(loaded)

@@ -52,7 +52,8 @@ class Difference:
 def check_once(loaded: LoadedModel) -> Difference | None:
     """ValueError, one line, unless the engine gives the model's own logits; None if that is known already."""
     info = loaded.info
-    key = cache_key(info.weights_hash, loaded.module.config.to_json_string(use_diff=False), info.device)
+    config = loaded.module.config.to_json_string(use_diff=False)
+    key = cache_key(info.weights_hash, config, info.device, info.numerics)
     if recall(key):
         return None
     found = self_check(loaded)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Several
-from typing import Any
+from enum import IntEnum
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +17,41 @@ from kvgate.engine.rebase import Rebase, find_rotary
 from kvgate.engine.sequence import Sequence
 from kvgate.engine.store import PageStore
 from kvgate.lifecycle.tables import Tables
+
+
+class Feed(IntEnum):
+    """How a row's tokens come: one to a cache, several to a cache, or onto nothing."""
+
+    SINGLE = 0
+    SEVERAL = 1
+    FRESH = 2
+
+
+class Kind(NamedTuple):
+    """Rows of a kind stand together in a step, in this order. A row's kind never depends on the other rows."""
+
+    want_mass: bool
+    how: Feed
+
+
+def kind_of(row: Sequence, count: int, *, empty: bool, by_token: bool) -> Kind:
+    """``count`` new tokens for ``row``, whose table is ``empty``. Bounds hold inside a first chunk too, so a row that
+    has them reads its pages; so do all rows where tokens are attended ``by_token``.
+    """
+    bounded = row.policy is not None and row.policy.bounds(row.protected) is not None
+    fresh = empty and row.length == 0 and not bounded and not by_token
+    return Kind(row.needs("mass"), Feed.FRESH if fresh else Feed.SINGLE if count == 1 else Feed.SEVERAL)
+
+
+def _runs(kinds: Several[Kind]) -> list[tuple[int, int]]:
+    """Ranges of rows of one kind; a fresh row stands alone."""
+    found: list[tuple[int, int]] = []
+    for index, kind in enumerate(kinds):
+        if found and kind == kinds[index - 1] and kind.how != Feed.FRESH:
+            found[-1] = found[-1][0], index + 1
+        else:
+            found.append((index, index + 1))
+    return found
 
 
 class StepBuilder:
@@ -34,11 +70,11 @@ class StepBuilder:
         rows: Several[Sequence],
         counts: Several[int],
         slots: NDArray[np.int64],
+        kinds: Several[Kind],
         *,
-        fresh: bool,
         observe: bool = False,
     ) -> Step:
-        """``rows`` ordered with those that want mass last; ``counts`` new tokens each; ``slots`` ``[T, L, H]``.
+        """``rows`` in the order of their ``kinds``; ``counts`` new tokens each; ``slots`` ``[T, L, H]``.
 
         The tables already hold the new tokens; the sequences' lengths do not count them yet. ``observe``: keep queries
         even if no row asks for them.
@@ -49,13 +85,8 @@ class StepBuilder:
             np.zeros_like(where) if bound is None else bound.lower(where)
             for where, bound in zip(positions, bounds, strict=True)
         ]
-        split = sum(not row.needs("mass") for row in rows)
         ends = np.concatenate([[0], np.cumsum(counts)])
-        parts = [
-            self._part(rows[a:b], bounds[a:b], ends[a : b + 1], counts[a:b], want_mass=mass)
-            for a, b, mass in ((0, split, False), (split, len(rows), True))
-            if b > a
-        ]
+        parts = [self._part(rows[a:b], bounds[a:b], ends[a : b + 1], kinds[a]) for a, b in _runs(kinds)]
         return Step(
             store=self._store,
             slots_LTH=self._tensor(np.ascontiguousarray(np.moveaxis(slots, 1, 0))),
@@ -64,7 +95,6 @@ class StepBuilder:
             parts=tuple(parts),
             native_windows=self._native,
             layer_types=self._layer_types,
-            fresh=fresh,
             rebase=self._rebase(bounds, lower),
             observe=observe or any(row.observed for row in rows),
         )
@@ -74,9 +104,7 @@ class StepBuilder:
         rows: Several[Sequence],
         bounds: Several[Bounds | None],
         ends: NDArray[np.int64],
-        counts: Several[int],
-        *,
-        want_mass: bool,
+        kind: Kind,
     ) -> Rows:
         ids = [row.id for row in rows]
         width = self._tables.width(ids)
@@ -90,8 +118,9 @@ class StepBuilder:
             sink_end_R=self._tensor(np.asarray(sink_ends, np.int32)) if any(sink_ends) else None,
             first_token=int(ends[0]),
             last_token=int(ends[-1]),
-            single=all(count == 1 for count in counts),
-            want_mass=want_mass,
+            single=kind.how == Feed.SINGLE,
+            want_mass=kind.want_mass,
+            fresh=kind.how == Feed.FRESH,
         )
 
     def _exempt(self, bounds: Several[Bounds | None]) -> Tensor | None:

@@ -60,7 +60,7 @@ def run_lm_eval(
     gate, found = load_gate(config.gate), columns(config)
     tasks = load_tasks([choice.name for choice in config.suites], options)
     metrics = {name: metric_of(name, task, options.metric) for name, task in tasks.items()}
-    loaded = load_model(config.model, dtype=config.dtype, revision=config.revision)
+    loaded = load_model(config.model, dtype=config.dtype, revision=config.revision, numerics=config.numerics)
     plan = asdict(replace(config, suites=tuple(_suite(name, metrics[name], options) for name in tasks)))
     settings = Settings(config.page_size, config.prefill_chunk, config.batch_rows, config.date)
     who = identity(settings, loaded.info, loaded.tokenizer)

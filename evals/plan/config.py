@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 from pydantic import Field, PlainValidator
 
@@ -99,6 +99,8 @@ class RunConfig:
 
     Attributes:
         model: "embedded", a local folder or a hub id. ``revision``: hub revision. ``dtype``: weights and cache.
+        numerics: what rounding may depend on; see :data:`kvgate.engine.models.NUMERICS`. None: "batch", and "fast" in
+            float32.
         batch_rows: most rows of one decode batch. ``pages``: pool size; 0: as many as a batch can need.
         gate: name or file of the gate the verdicts are made with.
         date: the day, as YYYY-MM-DD, that a chat template which prints the date is told.
@@ -117,6 +119,7 @@ class RunConfig:
     model: Text = "embedded"
     revision: Text | None = None
     dtype: Text = "bfloat16"
+    numerics: Literal["fast", "batch", "order", "portable"] | None = None
     gate: Text = "screen"
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     page_size: Annotated[int, Field(ge=1, le=4096)] = 16

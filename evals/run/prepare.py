@@ -132,7 +132,7 @@ def prepare(config: RunConfig) -> Prepared:
     columns(config)
     for choice in config.suites:
         suite_class(choice.name)
-    loaded = load_model(config.model, dtype=config.dtype, revision=config.revision)
+    loaded = load_model(config.model, dtype=config.dtype, revision=config.revision, numerics=config.numerics)
     Geometry(loaded.info.layers, loaded.info.kv_heads, config.page_size)  # refuses a page size that cannot be served
     work = make_work(config, loaded.tokenizer, identity(config, loaded.info, loaded.tokenizer))
     prepared = Prepared(work, loaded, work.manifest(provenance(loaded.info)))
