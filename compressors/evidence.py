@@ -127,6 +127,7 @@ class Evidence:
         model: constants of the model; None where nobody supplied them.
         exact_slots: slots that the exact run holds at this length, summed over layers and kv heads (fewer than
             ``length`` a head where layers declare windows).
+        page_size: slots of a page, the unit in which memory is freed; 1 where that does not matter.
         state: whatever this policy returned with its last ``Keep`` for this sequence; None the first time.
     """
 
@@ -143,6 +144,7 @@ class Evidence:
     probe: Callable[[Sequence[int]], Observed] | None = None
     model: Model | None = None
     exact_slots: int | None = None
+    page_size: int = 1
     state: Any = None
 
     @property

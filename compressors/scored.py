@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kvgate.compressors.budgets import allowed
 from kvgate.compressors.evidence import Evidence, Keep, in_spans
+from kvgate.compressors.paging import whole_pages
 from kvgate.compressors.policy import Policy, Shape, When
 from kvgate.compressors.ranking import keep_highest, keep_highest_together, score_keys
 
@@ -82,7 +83,10 @@ class Scored(Policy):
         return Keep(self.select(evidence, self.score(evidence)))
 
     def select(self, evidence: Evidence, scores: Tensor) -> Tensor:
-        """bool ``[L, H, S]``: what must stay, and of the others those with the highest score; ties to the older."""
+        """bool ``[L, H, S]``: what must stay, and of the others those with the highest score; ties to the older.
+
+        Heads that share a budget are cut to whole pages where nothing is evicted later.
+        """
         positions, live = evidence.positions, evidence.live
         forced = self.forced(evidence)
         if self.shape == "head":
@@ -94,7 +98,11 @@ class Scored(Policy):
         own = int(self.floor * self.tokens)
         forced = forced | keep_highest(keys, live & ~forced, own - forced.sum(-1))
         most = allowed(self, (live.shape[0], live.shape[1]), evidence.exact_slots, evidence.length)
-        return forced | keep_highest_together(keys, live & ~forced, forced, most, self.shape)
+        kept = forced | keep_highest_together(keys, live & ~forced, forced, most, self.shape)
+        if self.when == "step" or evidence.page_size == 1:
+            return kept
+        counts = whole_pages(kept.sum(-1), forced.sum(-1), live.sum(-1), evidence.page_size, self.shape)
+        return forced | keep_highest(keys, live & ~forced, counts - forced.sum(-1))
 
     def forced(self, evidence: Evidence) -> Tensor:
         """bool ``[L, H, S]``: forced spans and, as far as the budget goes, the ``recent`` newest."""

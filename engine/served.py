@@ -34,7 +34,9 @@ class Served:
         spec: what was asked. prompt: its token ids. stops: ids that end it. adapter: part of the prefix namespace.
         tokens: generated so far, the stop id excluded. fed: all sampled ids, the stop id included.
         state: where it is or how it ended.
-        hit: prompt tokens that came from the prefix cache instead of being computed, over all its starts.
+        hit: tokens that came from the prefix cache at its first start. rehit: at later ones, after a preemption: own
+            work found again, no hit.
+        degraded: the policy that the server put it under to make room, and None where it stayed as it was asked for.
         sink: chooses its tokens. policy: what its row lives under once all of the prompt but the last token is in, as
             in the protocol whole_prompt; None for exact. beside: a row to compare it with.
         switched: the policy has taken over. error: why it failed.
@@ -48,6 +50,9 @@ class Served:
     fed: list[int] = field(default_factory=list)
     state: State = State.QUEUED
     hit: int = 0
+    rehit: int = 0
+    starts: int = 0
+    degraded: Policy | None = None
     sink: Sink = field(default_factory=Greedy)
     policy: Policy | None = None
     beside: Beside | None = None
@@ -64,6 +69,20 @@ class Served:
     def from_scratch(self) -> bool:
         """Whether every prompt token has to be computed: evidence or logits of cached ones are not known."""
         return bool(self.needs - {"keys", "values"}) or self.sink.reads_prompt
+
+    def looked_up(self, tokens: int) -> None:
+        """It starts with ``tokens`` tokens out of the prefix cache."""
+        if self.starts == 0:
+            self.hit = tokens
+        else:
+            self.rehit += tokens
+        self.starts += 1
+
+    def part(self, first: int, count: int) -> list[int]:
+        """``count`` token ids from position ``first`` on, without touching the rest."""
+        prompt = len(self.prompt)
+        inside = self.prompt[first : first + count]
+        return [*inside, *self.fed[max(0, first - prompt) : max(0, first + count - prompt)]]
 
     def known(self) -> NDArray[np.int64]:
         """Token ids known so far: prompt and sampled."""

@@ -16,24 +16,30 @@ from kvgate.engine.serving_store import EngineStore
 from kvgate.engine.shadows import Compared, Shadows
 from kvgate.engine.sink import Greedy, Sink
 from kvgate.lifecycle.admission import Decision, Offer, Outcome
+from kvgate.lifecycle.audit import Finding
 from kvgate.lifecycle.config import ManagerConfig
 from kvgate.lifecycle.manager import Manager
 from kvgate.lifecycle.observer import Both, NullObserver, Observer
 from kvgate.lifecycle.plan import Plan
+from kvgate.lifecycle.pool import OutOfPages
+from kvgate.lifecycle.prefix.cache import Invalidation
 from kvgate.lifecycle.prefix.policies import RetentionPolicy
 from kvgate.lifecycle.states import Spec, State
 from kvgate.lifecycle.swap.area import HostArea
 
 
 class _Ends(NullObserver):
-    """Writes end states into the callers' records."""
+    """Writes end states into the callers' records, and remembers whose they are until somebody asks."""
 
     def __init__(self, requests: dict[str, Served]) -> None:
         self._requests = requests
+        self.fresh: list[Served] = []
 
     def ended(self, spec: Spec, state: str, seconds: float) -> None:
         """Note the state."""
-        self._requests[spec.id].state = State[state.upper()]
+        served = self._requests[spec.id]
+        served.state = State[state.upper()]
+        self.fresh.append(served)
 
 
 class Server:
@@ -48,6 +54,12 @@ class Server:
         offers: gated policies for tenants that accept them, with the policy each stands for.
         observer: metrics.
         compared: told what each shadow showed, by the request's id.
+
+    Attributes:
+        requests: every request by its id, until :meth:`forget` takes it out.
+        discarded: ids whose swapped KV an earlier process had left in ``area``: its requests are gone, so it is too.
+
+    The prefix cache is this process's own: nothing of it is shared with others or outlives a restart.
     """
 
     def __init__(
@@ -76,9 +88,11 @@ class Server:
                     f"offer {offer.policy}: it needs {needed} from the prefill, which serving does not collect"
                 )
         self._live: dict[int, Served] = {}
+        self.discarded = area.discard() if area is not None else ()
         self.store = EngineStore(engine, self._live.__getitem__, clock, retention, area)
-        ends = _Ends(self.requests)
-        seen = ends if observer is None else Both(ends, observer)
+        self._slots: dict[str, int] = {}
+        self._ends = _Ends(self.requests)
+        seen = self._ends if observer is None else Both(self._ends, observer)
         self.shadows = Shadows(self.store, compared)
         self.feeder = Feeder(self.store, self.shadows, self._switched)
         self.manager = Manager(config, self.store, clock, [o for o, _ in gated], seen)
@@ -109,8 +123,17 @@ class Server:
             served = Served(spec, tuple(prompt), frozenset(stops), adapter)
             served.sink, served.policy, served.beside = sink or Greedy(), policy, beside
             self.requests[spec.id] = served
-            self._live[self.manager.requests.index[spec.id]] = served
+            slot = self.manager.requests.index[spec.id]
+            self._live[slot], self._slots[spec.id] = served, slot
         return decision
+
+    def forget(self, id: str) -> Served:
+        """Take an ended request out of :attr:`requests`. ValueError where it still runs or waits, or is unknown."""
+        served = self.requests.get(id)
+        if served is None or not served.state.ended:
+            what = "unknown" if served is None else served.state.name
+            raise ValueError(f"request {id}: it is {what}; only ended requests can be forgotten")
+        return self.requests.pop(id)
 
     def cancel(self, id: str) -> bool:
         """The caller gave up; False where the request has ended already."""
@@ -121,16 +144,29 @@ class Server:
     def retire(self, model_version: str) -> tuple[str, ...]:
         """A model version goes out of service: its requests fail, its cached prefixes are forgotten at once."""
         ended = self.manager.retire(model_version)
-        if self.store.cache is not None:
-            self.store.cache.invalidate(model_version=model_version)
+        self.invalidate(model_version=model_version)
         self._note()
         return ended
 
+    def invalidate(self, *, tenant: str | None = None, model_version: str | None = None) -> Invalidation:
+        """Forget all cached prefixes of a tenant, a model version, or of both at once.
+
+        No request hits them from now on, and what is being computed at this moment does not enter any more; pages in
+        use are freed with their last reader. Running requests go on.
+        """
+        if self.store.cache is None:
+            return Invalidation(0, 0, 0)
+        return self.store.cache.invalidate(tenant=tenant, model_version=model_version)
+
+    def audit(self) -> Finding:
+        """Account for every page now; :attr:`ManagerConfig.audit_rounds` does it on a schedule."""
+        return self.manager.audit()
+
     def step(self) -> Plan:
         """One round: plan, compute, commit. A row that fails ends alone; if all fail, the first error is raised."""
-        self.shadows.fit(len(self.manager.running) + len(self.manager.line))
+        self.shadows.fit(len(self.manager.running) + len(self.manager.waiting))
         plan = self.manager.plan()
-        self._note()
+        self._note(plan)
         for victim in plan.preempted:
             self.shadows.ended(victim.id, "preempted")
         self.shadows.fit(0)
@@ -145,7 +181,7 @@ class Server:
         self.store.settle(alive, self.manager.requests.account[alive].tolist())
         self._remember(plan, finished)
         self.manager.commit(plan, finished)
-        self._note()
+        self._note(plan)
         if broken and len(broken) == len(work):
             raise broken[0]
         return plan
@@ -172,27 +208,33 @@ class Server:
         return row
 
     def _chunk(self, slot: int, count: int) -> list[int]:
-        served = self._live[slot]
-        first = int(self.manager.requests.computed[slot])
-        return [int(t) for t in served.known()[first : first + count]]
+        return self._live[slot].part(int(self.manager.requests.computed[slot]), count)
 
     def _switched(self, slot: int) -> None:
         """A row is under its policy now: what it holds or what fills its budget is enough, plus one block."""
         policy = self.store.rows[slot].policy
         assert policy is not None, "no policy took over"
         if policy.budget_shape != "head":
-            return  # a head's pages may grow while others' shrink: what the exact row needs stays promised
+            # A head's pages may grow while others' shrink: what the exact row needs stays promised.
+            self.manager.hold_to(slot, 0)
+            return
         most = max(self.store.blocks_held(slot), self.manager.blocks_for(policy.budget))
         if policy.decides == "once":
             most += self.manager.blocks_for(self._live[slot].spec.max_tokens)
-        self.manager.requests.cap[slot] = most + 1
+        self.manager.hold_to(slot, most + 1)
 
     def _degrade(self, slot: int, row: Sequence) -> None:
         """The prompt is in: from now on the row lives under the smallest gated policy that covers it."""
         spec = self._live[slot].spec
         covering = [o for o in self.manager.offers if o.covers(spec.prompt_len + spec.max_tokens, spec.model_version)]
-        row.policy = self._policies[min(o.budget for o in covering)]
-        self.engine.settle(row)
+        policy = self._policies[min(o.budget for o in covering)]
+        try:
+            self.engine.switch(row, policy)
+        except ValueError:
+            self.manager.hold_to(slot, 0)  # the policy cannot take this row over: it stays exact
+            return
+        self._live[slot].degraded = policy
+        self._switched(slot)
 
     def _sample(self, plan: Plan, found: list[Tensor | Exception]) -> list[int]:
         """Choose the next token of each row that yields one; ends the rows that failed. Returns the finished slots."""
@@ -200,6 +242,9 @@ class Server:
         for slot, logits, samples in zip(plan.slots.tolist(), found, plan.samples.tolist(), strict=True):
             served = self._live[slot]
             try:
+                if isinstance(logits, OutOfPages) and self.manager.give_way(slot):
+                    self.shadows.ended(served.spec.id, "preempted")
+                    continue
                 if isinstance(logits, Exception):
                     raise logits
                 if samples and self._take(served, logits):
@@ -226,20 +271,25 @@ class Server:
         """Computed prompts enter the prefix cache, and what finished rows have computed of their answers."""
         requests = self.manager.requests
         for slot, count in zip(plan.slots.tolist(), plan.tokens.tolist(), strict=True):
-            if slot not in self._live:
-                continue
+            if slot not in self._live or requests.cap[slot]:
+                continue  # what a policy is to evict must not stay pinned by the cache
             prompt = int(requests.prompt[slot])
             last = slot in finished or requests.generated[slot] + 1 >= requests.bound[slot]
             if last or requests.computed[slot] < prompt <= requests.computed[slot] + count:
                 known = self._live[slot].known()
                 self.store.remember(slot, known[: self.store.rows[slot].length] if last else known[:prompt])
 
-    def _note(self) -> None:
-        """Copy the states of live requests out of the manager."""
-        for slot, served in list(self._live.items()):
-            if served.state.ended:
-                del self._live[slot]
-                whole = served.state is State.FINISHED
-                self.shadows.ended(served.spec.id, None if whole else f"the request {served.state.name.lower()}")
-            else:
-                served.state = State(self.manager.requests.state[slot])
+    def _note(self, plan: Plan | None = None) -> None:
+        """Take ended requests out, and copy the states of those that the plan moved."""
+        for served in self._ends.fresh:
+            id = served.spec.id
+            del self._live[self._slots.pop(id)]
+            whole = served.state is State.FINISHED
+            self.shadows.ended(id, None if whole else f"the request {served.state.name.lower()}")
+        self._ends.fresh.clear()
+        if plan is None:
+            return
+        moved = [*plan.slots.tolist(), *(self._slots.get(v.id) for v in plan.preempted)]
+        for slot in moved:
+            if slot is not None and slot in self._live:
+                self._live[slot].state = State(self.manager.requests.state[slot])

@@ -18,7 +18,7 @@ from kvgate.engine.sequence import Sequence
 from kvgate.engine.served import Served
 from kvgate.lifecycle.audit import Finding, claims, inspect, repair
 from kvgate.lifecycle.ledger import NO_PAGES, Ledger
-from kvgate.lifecycle.pool import OutOfPages, PageIds, State
+from kvgate.lifecycle.pool import OutOfPages, State
 from kvgate.lifecycle.prefix.cache import Hold, PrefixCache, Tokens
 from kvgate.lifecycle.prefix.keys import Namespace
 from kvgate.lifecycle.prefix.policies import RetentionPolicy
@@ -26,6 +26,14 @@ from kvgate.lifecycle.store import Slots
 from kvgate.lifecycle.swap.area import HostArea
 
 _NOBODY = 0  # account that shadows are charged to: no tenant asked for them
+
+
+def _no_cache_because(windows: tuple[int | None, ...], retention: RetentionPolicy | None) -> str | None:
+    if retention is None:
+        return "no retention policy was chosen"
+    if windows:
+        return "layers with native windows drop the pages behind them: a later prompt could not attend a cached prefix"
+    return None
 
 
 class EngineStore:
@@ -47,12 +55,19 @@ class EngineStore:
         self.engine = engine
         self.ledger = Ledger(engine.tables.pool)
         size = engine.tables.geometry.page_size
-        self.cache = PrefixCache(self.ledger, retention, size, clock) if retention is not None else None
+        declared = engine.info.native_windows
+        self.windows: tuple[int | None, ...] = tuple(w or None for w in declared) if any(declared) else ()
+        self.no_cache_because = _no_cache_because(self.windows, retention)
+        self.cache: PrefixCache | None = None
+        if retention is not None and self.no_cache_because is None:
+            self.cache = PrefixCache(self.ledger, retention, size, clock)
         self.area = area
         self.rows: dict[int, Sequence] = {}
         self._served = served
         self._holds: dict[int, Hold] = {}
         self._promised: dict[int, int] = {}
+        self._charged: dict[int, int] = {}
+        self._forked = False
         self._heads = engine.tables.geometry.heads
         self._host_blocks: dict[int, int] = {}
         self._parked: dict[int, Sequence] = {}
@@ -65,12 +80,12 @@ class EngineStore:
 
     def available(self) -> int:
         """Free blocks not promised to anybody, and blocks the prefix cache would give up."""
-        cached = self.cache.evictable if self.cache is not None else 0
+        cached = self.cache.at_once if self.cache is not None else 0
         return (self.engine.tables.pool.free - self._owed()) // self._heads + cached
 
     def soon(self) -> int:
-        """Fenced blocks."""
-        return self.ledger.fenced // self._heads
+        """Fenced blocks, and cached ones that a launch may still touch."""
+        return self.ledger.fenced // self._heads + (self.cache.soon if self.cache is not None else 0)
 
     def host_free(self) -> int:
         """Blocks the host area could take, counting a little for tables beside the payload."""
@@ -78,19 +93,23 @@ class EngineStore:
             return 0
         return self.area.free // (self._heads * (self.engine.store.page_bytes + 64) + 64)
 
-    def begin(self, slot: int, known: int) -> tuple[int, int]:
-        """Look the known tokens up, all but the last, which has to be computed."""
+    def begin(self, slot: int, known: int, *, shared: bool = True) -> tuple[int, int]:
+        """Look the known tokens up, all but the last, which has to be computed.
+
+        A row that a policy is going to evict takes nothing from the cache: it would pin blocks beside those that its
+        policy leaves it, and hold twice what was promised.
+        """
         served = self._served(slot)
         hold = Hold(Namespace(served.spec.model_version, served.spec.tenant, served.adapter))
-        if self.cache is not None and not served.from_scratch:
-            hold = self.cache.lookup(hold.space, served.known()[: known - 1])
+        if self.cache is not None and shared and served.policy is None and not served.from_scratch:
+            hold = self.cache.lookup(hold.space, served.known()[: known - 1], again=served.starts > 0)
         self._holds[slot] = hold
         self.rows[slot] = prefix.start(self.engine, self.ledger, hold, served.needs)
         self._promised[slot] = hold.blocks
-        served.hit += hold.tokens
+        served.looked_up(hold.tokens)
         return hold.blocks, hold.tokens
 
-    def grow(self, slots: Slots, blocks: NDArray[np.int64], accounts: NDArray[np.int16]) -> None:
+    def grow(self, slots: Slots, blocks: NDArray[np.int64], accounts: NDArray[np.int32]) -> None:
         """Promise blocks; makes room in the prefix cache. Raises OutOfPages with nothing promised."""
         self._make_room(int(blocks.sum()))
         for slot, more in zip(slots.tolist(), blocks.tolist(), strict=True):
@@ -104,6 +123,7 @@ class EngineStore:
         """Give back the slot's table, its hold on the prefix cache and its promises."""
         row = self.rows.pop(slot, None)
         given = self._promised.pop(slot, 0)
+        self._charged.pop(slot, None)
         if row is not None:
             self._release_row(row, tuple(tickets))
         hold = self._holds.pop(slot, None)
@@ -112,8 +132,8 @@ class EngineStore:
         return given
 
     def shrink(self, slot: int, blocks: int, tickets: Iterable[int]) -> int:
-        """Take promises back. Pages themselves are dropped by the row's policy."""
-        given = max(0, self._promised[slot] - blocks)
+        """Take promises back. Pages themselves are dropped by the row's policy or windows; what they hold stays."""
+        given = max(0, self._promised[slot] - max(blocks, -(-self._pages(self.rows[slot]) // self._heads)))
         self._promised[slot] -= given
         return given
 
@@ -124,23 +144,23 @@ class EngineStore:
             return False
         payload = swap.pack(self.engine, row.id, row.length)
         key = self._key(slot)
-        if not self.area.reserve(key, len(payload)):
+        if not self.area.reserve(key, len(payload)) or not self.area.put(key, payload):
             return False
-        self.area.put(key, payload)
-        self._host_blocks[slot] = self._held(row)
+        self._host_blocks[slot] = -(-self._pages(row) // self._heads)
         self.release(slot, tickets)
         self._parked[slot] = row
         return True
 
     def swap_in(self, slot: int, account: int) -> int:
-        """Bring the row back into fresh pages; 0 where its payload cannot be trusted any more."""
+        """Bring the row back into fresh pages; 0 where its payload cannot be read or trusted any more."""
         assert self.area is not None, "nothing was ever swapped out"
+        payload = self.area.get(self._key(slot))
+        if payload is not None:
+            self._make_room(-(-swap.pages_in(payload) // self._heads))
         row = self._parked.pop(slot)
         blocks = self._host_blocks.pop(slot)
-        payload = self.area.get(self._key(slot))
         if payload is None:
             return 0
-        self._make_room(-(-swap.pages_in(payload) // self._heads))
         row.id, length = swap.unpack(self.engine, self.ledger, payload, account)
         assert length == row.length, "another sequence came back"
         row.released = False
@@ -160,23 +180,42 @@ class EngineStore:
 
     def launch(self, now: float, deadline: float) -> int:
         """A compute ticket."""
-        return self.ledger.fences.launch("compute", deadline)
+        return self.ledger.fences.launch("compute", deadline, now)
 
     def signal(self, ticket: int) -> None:
         """The launch is over."""
         self.ledger.signal(ticket)
 
-    def expire(self, now: float) -> None:
-        """Give up launches past their deadline."""
+    def expire(self, now: float, patience: float = np.inf) -> int:
+        """Give up launches past their deadline, sweep the prefix cache, set aside what waits for late launches."""
         self.ledger.expire(now)
+        if self.cache is not None:
+            self.cache.sweep(now)
+        return self.ledger.set_aside_late(now, patience)
+
+    def charged(self, account: int) -> int:
+        """Pages charged to an account."""
+        return int(self.ledger.charged[account]) if account < len(self.ledger.charged) else 0
 
     def settle(self, slots: list[int], accounts: list[int]) -> None:
-        """After a step: charge the pages the tables took, discharge those they dropped."""
+        """After a step: charge the pages the tables took, discharge those they dropped.
+
+        An exact row only ever appends: nothing changed if it holds as many pages as when it was charged last.
+        """
+        forked, self._forked = self._forked or bool(self.shadows), bool(self.shadows)
+        dropping = forked or bool(self.windows)
         for slot, account in zip(slots, accounts, strict=True):
-            self.ledger.claim(self.engine.tables.held(self.rows[slot].id), account)
+            row = self.rows[slot]
+            held = self._pages(row)
+            appends_only = row.policy is None and not self.windows and not forked
+            if not appends_only or self._charged.get(slot) != held:
+                self.ledger.claim(self.engine.tables.held(row.id), account)
+                self._charged[slot] = held
+            dropping |= row.policy is not None
         for row in self.shadows:
             self.ledger.claim(self.engine.tables.held(row.id), _NOBODY)
-        self.ledger.reconcile()
+        if dropping:
+            self.ledger.reconcile()
 
     def spare_pages(self) -> int:
         """Free pages that nobody was promised."""
@@ -193,6 +232,7 @@ class EngineStore:
     def fork(self, slot: int, policy: Policy | None) -> Sequence:
         """A row beside the slot's that shares its pages, outside of all promises; give it to :meth:`drop`."""
         row = self.engine.fork(self.rows[slot], policy)
+        self._forked = True
         self.shadows.append(row)
         return row
 
@@ -208,8 +248,8 @@ class EngineStore:
         self._release_row(shadow, tuple(tickets))
 
     def remember(self, slot: int, prompt: Tokens) -> None:
-        """The prompt is computed: its whole blocks enter the prefix cache."""
-        if self.cache is not None:
+        """The prompt is computed: its whole blocks enter the prefix cache, unless a policy is to evict of them."""
+        if self.cache is not None and self.rows[slot].policy is None and self._served(slot).policy is None:
             prefix.remember(self.engine, self.cache, self._holds[slot], self.rows[slot], prompt)
 
     def audit(self) -> Finding:
@@ -218,9 +258,11 @@ class EngineStore:
         held = [self.engine.tables.held(r.id) for r in rows] + [h.pages() for h in self._holds.values()]
         return inspect(self.ledger, claims(self.engine.tables.pool.total, held))
 
-    def repair(self) -> PageIds:
-        """Quarantine orphans until all launches so far are over; returns pages given back."""
-        return repair(self.ledger, self.audit(), self.ledger.fences.tickets())
+    def repair(self) -> Finding:
+        """Quarantine orphans until all launches so far are over, give earlier ones back; returns what was found."""
+        finding = self.audit()
+        repair(self.ledger, finding, self.ledger.fences.tickets())
+        return finding
 
     def check(self) -> None:
         """Raise AssertionError unless pages, promises, cache and tables agree."""
@@ -236,13 +278,21 @@ class EngineStore:
     def _held(self, row: Sequence) -> int:
         return int(self.engine.tables.counts[row.id].max())
 
+    def _pages(self, row: Sequence) -> int:
+        return int(self.engine.tables.counts[row.id].sum())
+
     def _owed(self) -> int:
         """Pages promised and not taken yet."""
-        return self._heads * sum(max(0, n - self._held(self.rows[s])) for s, n in self._promised.items())
+        if not self._promised:
+            return 0
+        rows = [self.rows[slot].id for slot in self._promised]
+        promised = self._heads * np.fromiter(self._promised.values(), np.int64, len(rows))
+        held = self.engine.tables.counts[rows].sum((1, 2), dtype=np.int64)
+        return int(np.maximum(0, promised - held).sum())
 
     def _make_room(self, blocks: int) -> None:
         free = (self.engine.tables.pool.free - self._owed()) // self._heads
-        if blocks > free and self.cache is not None and blocks - free <= self.cache.evictable:
+        if blocks > free and self.cache is not None and blocks - free <= self.cache.at_once:
             self.cache.evict(blocks - free)
             free = (self.engine.tables.pool.free - self._owed()) // self._heads
         if blocks > free:
@@ -254,8 +304,8 @@ class EngineStore:
         shared = hold.pages() if hold is not None else NO_PAGES
         own = 1 + np.isin(held, shared)
         alone = (self.ledger.pool.ref[held] == own) & (self.ledger.fences.busy[held] == 0)
-        unused = max(0, self._promised[slot] - self._held(self.rows[slot]))
-        return int(alone.sum()) // self._heads + unused
+        unused = max(0, self._promised[slot] * self._heads - self._pages(self.rows[slot]))
+        return (int(alone.sum()) + unused) // self._heads
 
     def _release_row(self, row: Sequence, tickets: tuple[int, ...]) -> None:
         ids = self.engine.tables.held(row.id)
@@ -263,6 +313,8 @@ class EngineStore:
         gone = self.engine.tables.release(row.id, State.FENCED)
         row.released = True
         kept = self.ledger.released(ids, gone, tickets)
+        if row.policy is not None or self.windows:
+            self.ledger.reconcile()
         if self.cache is not None:
             self.cache.returned(kept)
 

@@ -63,6 +63,11 @@ class Slots:
         positions: NDArray[np.int32] = self._tables.positions[pages].reshape(*pages.shape[:2], -1)
         return pages, positions, self._tables.live_slots(row.id)
 
+    @property
+    def page_size(self) -> int:
+        """Slots of a page."""
+        return self._tables.geometry.page_size
+
     def width(self, row: Sequence) -> int:
         """Slots of the row's longest head."""
         return self._tables.width([row.id]) * self._tables.geometry.page_size

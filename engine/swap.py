@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kvgate.engine.engine import Engine
 from kvgate.lifecycle.ledger import Ledger
+from kvgate.lifecycle.pool import PageIds
 
 _HEAD = struct.Struct("<4sQII")
 _MAGIC = b"KVG1"
@@ -48,22 +49,31 @@ def unpack(engine: Engine, ledger: Ledger, payload: bytes, account: int) -> tupl
     """
     magic, length, width, count = _HEAD.unpack_from(payload)
     assert magic == _MAGIC, "not a swapped sequence"
-    tables, store = engine.tables, engine.store
+    tables = engine.tables
     layers, heads, size = tables.geometry.layers, tables.geometry.kv_heads, tables.geometry.page_size
     reader = _Reader(payload, _HEAD.size)
     counts = reader.take(np.int32, layers * heads).reshape(layers, heads)
     live = reader.take(np.uint32, layers * heads * width).reshape(layers, heads, width)
     positions = reader.take(np.int32, count * size).reshape(count, size)
     fresh = ledger.alloc(count, account)
+    try:
+        _fill(engine, reader, fresh, positions)
+    except BaseException:
+        ledger.release(fresh)
+        raise
+    assert reader.at == len(payload), "a swapped sequence has bytes left over"
     pages = np.zeros((layers, heads, width), np.int32)
     pages[np.arange(width) < counts[..., None]] = fresh
+    return tables.adopt(pages, live, counts), int(length)
+
+
+def _fill(engine: Engine, reader: _Reader, fresh: PageIds, positions: NDArray[np.int32]) -> None:
+    tables, store = engine.tables, engine.store
     tables.positions[fresh] = positions
     at = torch.from_numpy(fresh.astype(np.int64)).to(store.device)
     store.positions[at] = torch.from_numpy(positions.copy()).to(store.device)
     for pool in (store.k, store.v):
-        pool[at] = _tensor(reader.take(np.uint8, count * pool[0].numel() * pool.element_size()), pool, count)
-    assert reader.at == len(payload), "a swapped sequence has bytes left over"
-    return tables.adopt(pages, live, counts), int(length)
+        pool[at] = _tensor(reader.take(np.uint8, len(fresh) * pool[0].numel() * pool.element_size()), pool, len(fresh))
 
 
 class _Reader:

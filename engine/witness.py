@@ -56,6 +56,7 @@ class Witness:
             tokens=row.tokens if "probe" in needs else (),
             probe=probe if "probe" in needs else None,
             model=Model(*self.logit_rule, self._info.native_windows, self._encode, self.rotation),
+            page_size=self._slots.page_size,
             exact_slots=self._slots.exact(row.length),
             state=row.state,
         )

@@ -79,11 +79,10 @@ class Room:
 
 @dataclass(frozen=True)
 class Ask:
-    """What a waiting request needs: blocks ``now``, blocks at its ``bound``, its level, and whether it ``resumes``
-    after waiting so long that it only needs to fit now."""
+    """What a waiting request needs: blocks ``now``, its level, and whether it is ``overdue``: it has waited so long
+    after a preemption that it only needs to fit now."""
 
     now: int
-    bound: int
     level: int
     overdue: bool = False
 
@@ -117,6 +116,13 @@ def over_quota(ask: Ask, room: Room, tenant: TenantConfig) -> Decision | None:
     if tenant.page_quota is not None and room.tenant_blocks + ask.now > tenant.page_quota:
         return Decision(Outcome.QUEUE, Reason.PAGE_QUOTA, f"its tenant holds {room.tenant_blocks} blocks")
     return None
+
+
+def over_quota_later(peak: float, room: Room, tenant: TenantConfig) -> Decision | None:
+    """Whether its tenant's expected demand with it (``peak`` blocks) is over the quota, if it has one and runs."""
+    if tenant.page_quota is None or room.tenant_running == 0 or peak <= tenant.page_quota:
+        return None
+    return Decision(Outcome.QUEUE, Reason.PAGE_QUOTA, f"its tenant is expected to hold {peak:.0f} blocks")
 
 
 def fits_now(ask: Ask, room: Room, config: AdmissionConfig) -> Decision:

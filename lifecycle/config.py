@@ -36,7 +36,7 @@ class AdmissionConfig:
         watermark_per_level: extra pages kept free of a request for each priority level under the most urgent (0).
         watermark_max: the most that watermark may reach.
         z: standard deviations added to the expected demand (0: plan with the mean).
-        points: points of the demand forecast. outlook_rounds: rounds between two rebuilds of it.
+        points: points of the demand forecast. forecast_rounds: rounds between two rebuilds of it.
         max_bypass: requests that may start before a head that does not fit, then the line is held for it.
         bypass_reach: how far behind the heads of the line to look for one that fits.
         resume_rounds: rounds after which a preempted request only needs to fit now, whatever the forecast says.
@@ -49,7 +49,7 @@ class AdmissionConfig:
     watermark_max: float = 0.04
     z: float = 0.0
     points: int = 32
-    outlook_rounds: int = 4
+    forecast_rounds: int = 4
     max_bypass: int = 64
     bypass_reach: int = 16
     resume_rounds: int = 400
@@ -168,7 +168,9 @@ class ManagerConfig:
         tokens_per_step: most tokens computed in a scheduling round.
         max_running: most requests running at once.
         aging_rounds: waiting this long lifts a request by one priority level.
-        fence_timeout: clock time after which a fence whose signal never came is given up.
+        fence_timeout: clock time after which a round's fence whose signal never came is given up, and after which
+            nobody waits any longer for pages behind any other fence.
+        audit_rounds: rounds between two audits; one more whenever nothing moves although requests wait. 0: never.
         tenants: by name; the entry "default" serves every other name, without it unknown tenants are refused.
     """
 
@@ -179,6 +181,7 @@ class ManagerConfig:
     max_running: int = 256
     aging_rounds: int = 100
     fence_timeout: float = 30.0
+    audit_rounds: int = 1024
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     estimator: EstimatorConfig = field(default_factory=EstimatorConfig)
     preemption: PreemptionConfig = field(default_factory=PreemptionConfig)

@@ -38,12 +38,19 @@ class LengthEstimator:
         missing = index + 1 - len(self.survival)
         if missing <= 0:
             return
-        bins = self.config.bins
         self._ended = np.pad(self._ended, ((0, missing), (0, 0)))
         self._reached = np.pad(self._reached, ((0, missing), (0, 0)))
-        believed = (1.0 - self._prior) ** np.arange(bins + 1)
-        believed[bins] = 0.0
-        self.survival = np.concatenate([self.survival, np.tile(believed, (missing, 1))])
+        self.survival = np.concatenate([self.survival, np.tile(self._believed(), (missing, 1))])
+
+    def _believed(self) -> Floats:
+        believed = np.power(1.0 - self._prior, np.arange(self.config.bins + 1, dtype=np.float64))
+        believed[-1] = 0.0
+        return believed
+
+    def forget(self, account: int) -> None:
+        """The account has changed hands: nothing was seen of its new tenant."""
+        self._ended[account] = self._reached[account] = 0.0
+        self.survival[account] = self._believed()
 
     def finished(self, account: int, generated: int, max_tokens: int) -> None:
         """A request ended by itself after ``generated`` of at most ``max_tokens`` tokens."""
@@ -55,7 +62,7 @@ class LengthEstimator:
         self._ended[account, share] += 1.0
         self._reached[account, : share + 1] += 1.0
 
-    def refresh(self, accounts: NDArray[np.int16], generated: NDArray[np.int32], bound: NDArray[np.int32]) -> None:
+    def refresh(self, accounts: NDArray[np.int32], generated: NDArray[np.int32], bound: NDArray[np.int32]) -> None:
         """Rebuild the curves from what finished and from what the live requests (arrays of one length) survived."""
         bins, weight = self.config.bins, self.config.prior_weight
         share = np.minimum(bins - 1, generated.astype(np.int64) * bins // bound)
@@ -69,7 +76,7 @@ class LengthEstimator:
         self.survival[:, bins] = 0.0
 
     def expected(
-        self, accounts: NDArray[np.int16], generated: NDArray[np.int32], bound: NDArray[np.int32]
+        self, accounts: NDArray[np.int32], generated: NDArray[np.int32], bound: NDArray[np.int32]
     ) -> NDArray[np.int64]:
         """Expected output in tokens of requests that generated ``generated`` so far: in (generated, bound]."""
         bins = self.config.bins

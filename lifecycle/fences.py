@@ -20,6 +20,7 @@ from kvgate.lifecycle.pool import PageIds
 class _Ticket:
     stream: str
     deadline: float
+    since: float | None
     holds: list[_Hold] = field(default_factory=list)
 
 
@@ -27,6 +28,7 @@ class _Ticket:
 class _Hold:
     ids: PageIds
     waiting: set[int]
+    named: bool = False
 
 
 class Fences:
@@ -34,20 +36,24 @@ class Fences:
 
     Attributes:
         busy: int32 ``[pages]``, holds on each page; only pages with 0 may be reused.
-        expired: tickets given up at their deadline so far.
+        expired: tickets given up at their deadline so far. overdue: times that one took too long while pages waited.
     """
 
     def __init__(self, pages: int) -> None:
         self.busy: NDArray[np.int32] = np.zeros(pages, np.int32)
         self.expired = 0
+        self.overdue = 0
         self._tickets: dict[int, _Ticket] = {}
         self._next = 1
 
-    def launch(self, stream: str, deadline: float) -> int:
-        """A ticket for work just launched on ``stream``; given up at clock time ``deadline``."""
+    def launch(self, stream: str, deadline: float, now: float | None = None) -> int:
+        """A ticket for work just launched on ``stream``; given up at clock time ``deadline``.
+
+        Without ``now`` its age counts from the first :meth:`late` that sees it.
+        """
         ticket = self._next
         self._next += 1
-        self._tickets[ticket] = _Ticket(stream, deadline)
+        self._tickets[ticket] = _Ticket(stream, deadline, now)
         return ticket
 
     def tickets(self) -> list[int]:
@@ -83,7 +89,26 @@ class Fences:
         """Give up every ticket whose deadline has passed; returns pages that are no longer busy."""
         late = [t for t, entry in self._tickets.items() if entry.deadline <= now]
         self.expired += len(late)
-        return np.concatenate([np.zeros(0, np.int32), *(self.signal(t) for t in late)])
+        return np.unique(np.concatenate([np.zeros(0, np.int32), *(self.signal(t) for t in late)]))
+
+    def late(self, now: float, patience: float) -> list[PageIds]:
+        """Pages that wait for launches which have run for ``patience`` or longer; each hold is named once."""
+        found = []
+        for entry in self._tickets.values():
+            if entry.since is None:
+                entry.since = now
+            if now - entry.since < patience:
+                continue
+            fresh = [hold for hold in entry.holds if not hold.named]
+            self.overdue += bool(fresh)
+            for hold in fresh:
+                hold.named = True
+                found.append(hold.ids)
+        return found
+
+    def held(self) -> PageIds:
+        """All busy pages, each at least once."""
+        return np.concatenate([np.zeros(0, np.int32), *(h.ids for t in self._tickets.values() for h in t.holds)])
 
     def __len__(self) -> int:
         return len(self._tickets)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kvgate.lifecycle.footprint import Footprint
+
 Floats = NDArray[np.float64]
 Singles = NDArray[np.float32]
 
@@ -23,7 +25,7 @@ class Group:
     """Requests as parallel arrays of one length N: ``account`` int, ``length`` tokens of KV held or needed now,
     ``prompt``, ``generated`` so far, ``bound`` (max_tokens) and ``cap``, the most blocks it may hold (0: no limit)."""
 
-    account: NDArray[np.int16]
+    account: NDArray[np.int32]
     length: NDArray[np.int32]
     prompt: NDArray[np.int32]
     generated: NDArray[np.int32]
@@ -53,7 +55,7 @@ def grid(horizon: int, points: int) -> Floats:
     return np.floor(horizon * np.linspace(0.0, 1.0, points) ** 2)
 
 
-def expectation(group: Group, survival: Floats, at: Floats, page_size: int) -> tuple[Singles, Singles]:
+def expectation(group: Group, survival: Floats, at: Floats, footprint: Footprint) -> tuple[Singles, Singles]:
     """Chance of being alive and blocks held then, fp32 ``[N, T]`` each, of each request at the rounds ``at``.
 
     ``survival`` ``[accounts, bins + 1]`` are the estimator's curves.
@@ -69,7 +71,7 @@ def expectation(group: Group, survival: Floats, at: Floats, page_size: int) -> t
     chance = curves.take(start[:, None] + then) / np.maximum(alive, np.float32(1e-9))[:, None]
     caution = np.minimum(1.0, 2.0 * group.prompt / (group.prompt + group.bound)).astype(np.float32)[:, None]
     chance += caution * ((then < bins) - chance)
-    blocks = np.ceil((group.length.astype(np.float32)[:, None] + ahead) * np.float32(1.0 / page_size))
+    blocks = footprint.steady(group.length.astype(np.float32)[:, None] + ahead)
     if group.cap.any():
         most = np.where(group.cap > 0, group.cap, np.inf).astype(np.float32)
         blocks = np.minimum(blocks, most[:, None])

@@ -23,19 +23,23 @@ class Ledger:
     Attributes:
         pool: the page pool.
         fences: tickets in flight.
-        tenant: int16 ``[total]``, account of each page; meaningless where the page is free.
+        tenant: int32 ``[total]``, account of each page; meaningless where the page is free.
         owned: bool ``[total]``, pages charged to an account: those that are not free.
         charged: int64 ``[accounts]``, pages of each account.
         kept: bool ``[total]``, pages a prefix cache wants back as CACHED instead of FREE.
+        overdue: bool ``[total]``, quarantined pages whose launch has not signalled in time; freed once it does.
+        given_up: bool ``[total]``, cached pages that wait for such a launch: not to be counted on.
     """
 
     def __init__(self, pool: PagePool, accounts: int = 1) -> None:
         self.pool = pool
         self.fences = Fences(pool.total)
-        self.tenant: NDArray[np.int16] = np.zeros(pool.total, np.int16)
+        self.tenant: NDArray[np.int32] = np.zeros(pool.total, np.int32)
         self.owned: NDArray[np.bool_] = np.zeros(pool.total, np.bool_)
         self.charged: NDArray[np.int64] = np.zeros(accounts, np.int64)
         self.kept: NDArray[np.bool_] = np.zeros(pool.total, np.bool_)
+        self.overdue: NDArray[np.bool_] = np.zeros(pool.total, np.bool_)
+        self.given_up: NDArray[np.bool_] = np.zeros(pool.total, np.bool_)
         self.fenced = 0
 
     def alloc(self, count: int, account: int = 0) -> PageIds:
@@ -56,7 +60,7 @@ class Ledger:
         """Discharge pages that somebody gave back to the pool directly (page tables do, when they drop slots)."""
         self._discharge(np.flatnonzero(self.owned & (self.pool.state == State.FREE)).astype(np.int32))
 
-    def alloc_split(self, counts: NDArray[np.int64], accounts: NDArray[np.int16]) -> PageIds:
+    def alloc_split(self, counts: NDArray[np.int64], accounts: NDArray[np.int32]) -> PageIds:
         """Pages for several owners in one call: ``counts[i]`` of them charged to ``accounts[i]``, in that order."""
         ids = self.pool.alloc(int(counts.sum()))
         self._account(int(accounts.max(initial=0)))
@@ -120,6 +124,28 @@ class Ledger:
         """Give up launches past their deadline; returns the pages that became free."""
         return self._settle(self.fences.expire(now))
 
+    def set_aside_late(self, now: float, patience: float) -> int:
+        """Quarantine pages whose launch has not signalled for ``patience``; returns how many that are.
+
+        Nobody may count on them any more. They are freed by the signal, or by the deadline of their launch.
+        """
+        late = self.fences.late(now, patience)
+        if not late:
+            return 0
+        ids = np.unique(np.concatenate(late)).astype(np.int32)
+        fenced = ids[self.pool.state[ids] == State.FENCED]
+        self._leave_fence(fenced, State.QUARANTINED)
+        self.overdue[fenced] = True
+        self.given_up[ids[self.pool.state[ids] == State.CACHED]] = True
+        return len(fenced)
+
+    def waiting_cached(self) -> PageIds:
+        """Cached pages that a launch may still touch: evicting them frees nothing yet."""
+        if not len(self.fences):
+            return NO_PAGES
+        ids = self.fences.held()
+        return np.unique(ids[self.pool.state[ids] == State.CACHED])
+
     def quarantine(self, ids: PageIds, tickets: Iterable[int] = ()) -> None:
         """Set aside referenced pages without an owner; :meth:`return_quarantined` frees them after their fences."""
         self.pool.quarantine(ids)
@@ -129,6 +155,7 @@ class Ledger:
     def return_quarantined(self) -> PageIds:
         """Free the quarantined pages that no launch may touch any more; returns them."""
         ids = np.flatnonzero((self.pool.state == State.QUARANTINED) & (self.fences.busy == 0)).astype(np.int32)
+        self.overdue[ids] = False
         self.pool.move(ids, State.QUARANTINED, State.FREE)
         self._discharge(ids)
         return ids
@@ -145,12 +172,19 @@ class Ledger:
         assert self.fenced == int((state == State.FENCED).sum()), "the count of fenced pages is wrong"
         assert (self.fences.busy[state == State.FENCED] > 0).all(), "a fenced page waits for nothing"
         assert (self.fences.busy[state == State.FREE] == 0).all(), "a free page may still be touched"
+        assert (state[self.overdue] == State.QUARANTINED).all(), "an overdue page is not set aside"
         assert not (self.kept & ((state == State.FREE) | (state == State.FENCED))).any(), "a cached page was freed"
 
     def _settle(self, idle: PageIds) -> int:
         done = idle[self.pool.state[idle] == State.FENCED]
         self._leave_fence(done, State.FREE)
-        return len(done)
+        self.given_up[idle] = False
+        late = idle[self.overdue[idle]]
+        if len(late):
+            self.overdue[late] = False
+            self.pool.move(late, State.QUARANTINED, State.FREE)
+            self._discharge(late)
+        return len(done) + len(late)
 
     def _leave_fence(self, ids: PageIds, target: State) -> None:
         self.pool.move(ids, State.FENCED, target)

@@ -35,10 +35,25 @@ class Observer(Protocol):
     def short_of_pages(self, blocks: int) -> None:
         """Running requests needed ``blocks`` blocks more than there were."""
 
+    def out_of_pages(self, rows: int) -> None:
+        """A round of ``rows`` rows did not fit although it was planned: the estimate of its memory was wrong."""
+
+    def launch_overdue(self, pages: int) -> None:
+        """A launch has not signalled in time: ``pages`` pages that wait for it were set aside. An alarm."""
+
+    def audited(self, orphans: int, miscounted: int) -> None:
+        """An audit found so many pages without an owner (set aside), and so many with a wrong count (an alarm)."""
+
     def computed(
         self, slots: NDArray[np.int64], requests: Requests, tokens: NDArray[np.int32], again: NDArray[np.int32]
     ) -> None:
         """A round ran: tokens per row, of which ``again`` had been computed before."""
+
+    def sampled(self, slots: NDArray[np.int64], requests: Requests) -> None:
+        """A round ran: these rows have a token more."""
+
+    def reused(self, spec: Spec, tokens: int, *, own: bool) -> None:
+        """A request started with tokens out of the prefix cache; ``own``: it had computed them itself before."""
 
     def ended(self, spec: Spec, state: str, seconds: float) -> None:
         """A request ended, ``seconds`` of clock time after it arrived."""
@@ -66,6 +81,21 @@ class NullObserver:
         """Ignore."""
 
     def short_of_pages(self, blocks: int) -> None:
+        """Ignore."""
+
+    def out_of_pages(self, rows: int) -> None:
+        """Ignore."""
+
+    def launch_overdue(self, pages: int) -> None:
+        """Ignore."""
+
+    def audited(self, orphans: int, miscounted: int) -> None:
+        """Ignore."""
+
+    def sampled(self, slots: NDArray[np.int64], requests: Requests) -> None:
+        """Ignore."""
+
+    def reused(self, spec: Spec, tokens: int, *, own: bool) -> None:
         """Ignore."""
 
     def computed(
@@ -117,6 +147,31 @@ class Both(NullObserver):
         """Pass on."""
         for one in self._each:
             one.short_of_pages(blocks)
+
+    def out_of_pages(self, rows: int) -> None:
+        """Pass on."""
+        for one in self._each:
+            one.out_of_pages(rows)
+
+    def launch_overdue(self, pages: int) -> None:
+        """Pass on."""
+        for one in self._each:
+            one.launch_overdue(pages)
+
+    def audited(self, orphans: int, miscounted: int) -> None:
+        """Pass on."""
+        for one in self._each:
+            one.audited(orphans, miscounted)
+
+    def sampled(self, slots: NDArray[np.int64], requests: Requests) -> None:
+        """Pass on."""
+        for one in self._each:
+            one.sampled(slots, requests)
+
+    def reused(self, spec: Spec, tokens: int, *, own: bool) -> None:
+        """Pass on."""
+        for one in self._each:
+            one.reused(spec, tokens, own=own)
 
     def ended(self, spec: Spec, state: str, seconds: float) -> None:
         """Pass on."""

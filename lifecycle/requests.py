@@ -9,7 +9,7 @@ from kvgate.lifecycle.states import Spec, State, check_move
 
 _FIELDS: dict[str, type[np.generic]] = {
     "state": np.int8,
-    "account": np.int16,
+    "account": np.int32,
     "priority": np.int32,
     "rank": np.int32,
     "seq": np.int64,
@@ -46,7 +46,7 @@ class Requests:
     """
 
     state: NDArray[np.int8]
-    account: NDArray[np.int16]
+    account: NDArray[np.int32]
     priority: NDArray[np.int32]
     rank: NDArray[np.int32]
     seq: NDArray[np.int64]
@@ -68,6 +68,7 @@ class Requests:
     def __init__(self, slots: int = 64) -> None:
         for name, kind in _FIELDS.items():
             setattr(self, name, np.zeros(slots, kind))
+        self.deadline[:] = np.inf
         self.specs: list[Spec | None] = [None] * slots
         self.index: dict[str, int] = {}
         self._spare = list(range(slots - 1, -1, -1))
@@ -104,6 +105,7 @@ class Requests:
         """Give the slot of an ended request back."""
         assert State(self.state[slot]).ended, "only ended requests leave the table"
         del self.index[self.spec(slot).id]
+        self.deadline[slot] = np.inf
         self.specs[slot] = None
         self._spare.append(slot)
 
@@ -118,9 +120,14 @@ class Requests:
         total: NDArray[np.int32] = self.prompt[slots] + self.generated[slots]
         return total
 
+    def late(self, now: float) -> list[str]:
+        """Ids of live requests whose deadline has passed."""
+        return [self.spec(int(slot)).id for slot in np.flatnonzero(self.deadline <= now)]
+
     def _double(self) -> None:
         size = len(self.specs)
         for name in _FIELDS:
             setattr(self, name, np.concatenate([getattr(self, name), np.zeros_like(getattr(self, name))]))
+        self.deadline[size:] = np.inf
         self.specs += [None] * size
         self._spare = list(range(2 * size - 1, size - 1, -1))

@@ -6,29 +6,74 @@ of the round's tokens. Nothing is planned for a row before all of its pages are 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvgate.lifecycle import admission, preemption, recovery
-from kvgate.lifecycle.admission import Ask, Decision, Outcome, Reason, Room
+from kvgate.lifecycle.admission import Ask, Decision, Offer, Outcome, Reason, Room
+from kvgate.lifecycle.config import ManagerConfig
+from kvgate.lifecycle.demand import DemandForecast
+from kvgate.lifecycle.estimator import LengthEstimator
+from kvgate.lifecycle.footprint import Footprint
 from kvgate.lifecycle.forecast import Demand, Group
-from kvgate.lifecycle.line import Bar
+from kvgate.lifecycle.observer import Observer
 from kvgate.lifecycle.plan import Plan, Preempted
+from kvgate.lifecycle.pool import OutOfPages
 from kvgate.lifecycle.preemption import Candidates
-from kvgate.lifecycle.store import Slots
-
-if TYPE_CHECKING:
-    from kvgate.lifecycle.manager import Manager
+from kvgate.lifecycle.requests import Requests
+from kvgate.lifecycle.store import Slots, Store
+from kvgate.lifecycle.tenants import Tenants
+from kvgate.lifecycle.waiting import Cutoff, WaitingQueue
 
 _QUOTAS = frozenset({Reason.CONCURRENCY, Reason.PAGE_QUOTA})
+
+
+class Managed(Protocol):
+    """What a round reads, and the moves it asks for. It writes nothing else: every array has its owner behind here."""
+
+    config: ManagerConfig
+    store: Store
+    requests: Requests
+    tenants: Tenants
+    waiting: WaitingQueue
+    estimator: LengthEstimator
+    demand: DemandForecast
+    footprint: Footprint
+    observer: Observer
+    offers: tuple[Offer, ...]
+    running: Slots
+    round: int
+
+    def start(self, slot: int, cap: int = 0) -> bool:
+        """A waiting request begins to run; True if its KV was restored. Raises OutOfPages, the request waiting on."""
+
+    def preempt(self, slot: int, why: str) -> Preempted:
+        """A running request gives up its pages."""
+
+    def grow(self, slots: Slots, blocks: NDArray[np.int64]) -> None:
+        """Running requests get more blocks."""
+
+    def launched(self, slots: Slots, ticket: int) -> None:
+        """Rows run under a ticket."""
+
+    def bypassed(self, slot: int) -> None:
+        """Somebody started before the request in ``slot``."""
+
+    def blocks_needed(self, slots: Slots, fresh: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Blocks while tokens join."""
+
+    def blocks_to_start(self, slot: int) -> int:
+        """Blocks a waiting request starts with."""
 
 
 class Round:
     """State of the round being planned; used once."""
 
-    def __init__(self, manager: Manager, now: float, timed_out: tuple[str, ...]) -> None:
+    def __init__(self, manager: Managed, now: float, timed_out: tuple[str, ...]) -> None:
         self.m = manager
         self.now = now
         self.timed_out = timed_out
@@ -46,7 +91,7 @@ class Round:
     def build(self) -> Plan:
         """The plan, with pages taken and the launch's fence set."""
         self._serve_running()
-        if len(self.m.line):
+        if len(self.m.waiting):
             self._admit()
         return self._finish()
 
@@ -56,6 +101,8 @@ class Round:
         requests = self.m.requests
         want = requests.known(self.rows) - requests.computed[self.rows]
         decode = want == 1
+        if self.m.footprint.chunk is not None:
+            want = np.minimum(want, self.m.footprint.chunk)
         tokens = np.where(decode, 1, 0).astype(np.int32)
         left = max(0, self.budget - int(tokens.sum()))
         if not decode.all():
@@ -66,15 +113,31 @@ class Round:
         self.budget -= int(self.tokens.sum())
 
     def _needs(self) -> NDArray[np.int64]:
-        requests, rows = self.m.requests, self.rows
-        ahead = requests.computed[rows] + self.tokens
-        blocks = -(-ahead // self.m.config.page_size)
-        cap = requests.cap[rows]
-        capped = (cap > 0) & (requests.computed[rows] >= requests.prompt[rows])
-        blocks = np.where(capped, np.minimum(blocks, cap), blocks)
-        return np.asarray(np.maximum(0, blocks - requests.blocks[rows]), np.int64)
+        needed = self.m.blocks_needed(self.rows, self.tokens.astype(np.int64))
+        return np.asarray(np.maximum(0, needed - self.m.requests.blocks[self.rows]), np.int64)
+
+    def _keep_quotas(self) -> None:
+        """Rows of a tenant that would hold more than its quota give way to its more senior ones."""
+        tenants, requests = self.m.tenants, self.m.requests
+        while len(self.rows):
+            accounts = requests.account[self.rows]
+            needs = np.bincount(accounts, weights=self._needs(), minlength=len(tenants.blocks)).astype(np.int64)
+            over = np.flatnonzero((needs > 0) & (tenants.blocks + needs > tenants.page_quota))
+            if not len(over):
+                return
+            account = int(over[0])
+            mine = self.rows[accounts == account]
+            order = np.lexsort((requests.seq[mine], requests.rank[mine]))
+            candidates = self._candidates(mine[order[1:]])
+            # What counts is what it holds, whether or not a launch may still touch it.
+            candidates = replace(candidates, reclaimable=requests.blocks[candidates.slot].astype(np.int64))
+            short = int(tenants.blocks[account] + needs[account] - tenants.page_quota[account])
+            victims = preemption.choose(candidates, short, self.m.config.preemption)
+            for victim in victims or preemption.choose(candidates, 1, self.m.config.preemption):
+                self._drop(victim.slot, f"its tenant's page quota; {victim.why}")
 
     def _take_pages(self) -> None:
+        self._keep_quotas()
         needs = self._needs()
         short = int(needs.sum()) - self.m.store.available()
         if short > 0:
@@ -88,10 +151,7 @@ class Round:
             short = int(needs.sum()) - self.m.store.available()
         at = np.flatnonzero(needs)
         if len(at):
-            slots = self.rows[at]
-            self.m.store.grow(slots, needs[at], self.m.requests.account[slots])
-            self.m.requests.blocks[slots] += needs[at].astype(np.int32)
-            np.add.at(self.m.tenants.blocks, self.m.requests.account[slots], needs[at])
+            self.m.grow(self.rows[at], needs[at])
 
     def _preempt_for(self, short: int) -> bool:
         """Victims among the running rows, never the most senior one; False where nothing can be reclaimed."""
@@ -150,9 +210,10 @@ class Round:
         config = self.m.config.admission
         head: int | None = None
         missed = 0
-        bar = Bar()
+        cutoff = Cutoff()
+        at_quota: Counter[int] = Counter()
         bound_to_wait = {p.id for p in self.preempted}
-        for slot in self.m.line.candidates(self.m.round, bar):
+        for slot in self.m.waiting.candidates(self.m.round, cutoff):
             if self.budget <= 0 or missed > config.bypass_reach:
                 break
             if self.m.requests.spec(slot).id in bound_to_wait:
@@ -161,28 +222,30 @@ class Round:
             if decision.outcome is Outcome.QUEUE and decision.reason not in _QUOTAS and self._make_room(slot, decision):
                 decision = self._decide(slot)
             if decision.outcome in (Outcome.ADMIT, Outcome.DEGRADE):
-                self._start(slot, decision)
-                if head is not None:
-                    self.m.requests.bypassed[head] += 1
-            elif decision.reason not in _QUOTAS:
+                if self._start(slot, decision) and head is not None:
+                    self.m.bypassed(head)
+            elif decision.reason in _QUOTAS:
+                # Nobody of this tenant can start where it may run no more; under a page quota a smaller one might.
+                account = int(self.m.requests.account[slot])
+                at_quota[account] += 1
+                if decision.reason is Reason.CONCURRENCY or at_quota[account] > config.bypass_reach:
+                    cutoff.close(account)
+            else:
                 missed += 1
                 head = slot if head is None else head
                 # Nobody less urgent may pass an overdue request, nor make room where no slot is left.
                 if decision.reason is Reason.NO_SLOT or self._overdue(slot):
-                    bar.lower(int(self.m.requests.priority[slot]))
+                    cutoff.lower(int(self.m.requests.priority[slot]))
             if head is not None and self.m.requests.bypassed[head] >= config.max_bypass:
                 break
 
     def _overdue(self, slot: int) -> bool:
-        return self.m.line.overdue(slot, self.m.round)
+        return self.m.waiting.overdue(slot, self.m.round)
 
     def _ask(self, slot: int) -> tuple[Ask, Room, int]:
         m, requests = self.m, self.m.requests
         account = int(requests.account[slot])
-        tokens = int(requests.prompt[slot] + requests.generated[slot])
-        left = int(requests.prompt[slot] + requests.bound[slot]) - 1
-        level = m.line.level(slot, m.round)
-        ask = Ask(m.blocks_for(tokens), m.blocks_for(left), level, self._overdue(slot))
+        ask = Ask(m.blocks_to_start(slot), m.waiting.level(slot, m.round), self._overdue(slot))
         room = Room(
             m.store.total,
             m.store.available(),
@@ -200,6 +263,10 @@ class Round:
         quota = admission.over_quota(ask, room, tenant)
         if quota is not None:
             return quota
+        if tenant.page_quota is not None and not ask.overdue:
+            crowded = admission.over_quota_later(self._tenant_peak_with(slot), room, tenant)
+            if crowded is not None:
+                return crowded
         now = admission.fits_now(ask, room, config)
         if now.outcome is not Outcome.ADMIT:
             return now
@@ -217,24 +284,28 @@ class Round:
         longest = spec.prompt_len + spec.max_tokens
         fitting = [o.budget for o in self.m.offers if o.covers(longest, spec.model_version)]
         # One block more than the budget fills: eviction frees whole pages only after the next token stands.
-        return self.m.blocks_for(min(fitting)) + 1 if fitting else 0
+        return int(self.m.footprint.whole(min(fitting))) + 1 if fitting else 0
 
-    def _start(self, slot: int, decision: Decision) -> None:
+    def _start(self, slot: int, decision: Decision) -> bool:
         cap = self._cap(slot) if decision.outcome is Outcome.DEGRADE else 0
-        if self.m.start(slot, cap):
-            self.restored.append(slot)
+        try:
+            if self.m.start(slot, cap):
+                self.restored.append(slot)
+        except OutOfPages:
+            return False  # a lost host copy needs more pages than the copy did: the request waits for them
         alone = np.array([slot])
-        self.m.outlook.add(alone, self._group(alone), self.m.estimator.survival)
+        self.m.demand.add(alone, self._group(alone), self.m.estimator.survival)
         for level, known in self._demand.items():
             if self.m.requests.rank[slot] <= level:
-                self._demand[level] = known + self.m.outlook.total(alone)
+                self._demand[level] = known + self.m.demand.total(alone)
         requests = self.m.requests
         want = int(requests.prompt[slot] + requests.generated[slot] - requests.computed[slot])
-        chunk = min(self.budget, want)
+        chunk = min(self.budget, want, self.m.footprint.chunk or want)
         self.budget -= chunk
         self.rows = np.append(self.rows, slot)
         self.tokens = np.append(self.tokens, np.int32(chunk))
         self.admitted.append(slot)
+        return True
 
     # -- expected demand --------------------------------------------------------------------------------------------
 
@@ -255,15 +326,25 @@ class Round:
         m, requests = self.m, self.m.requests
         level = int(requests.priority[slot])
         horizon = int(requests.bound[slot])
-        if m.outlook.stale(m.round, horizon):
+        if m.demand.stale(m.round, horizon):
             left = requests.bound[m.running] - requests.generated[m.running]
             horizon = max(int(left.max(initial=1)), horizon)
-            m.outlook.rebuild(m.round, horizon, m.running, self._group(m.running), m.estimator.survival)
+            m.demand.rebuild(m.round, horizon, m.running, self._group(m.running), m.estimator.survival)
             self._demand.clear()
         if level not in self._demand:
-            self._demand[level] = m.outlook.total(m.running[requests.rank[m.running] <= level])
-        total = self._demand[level] + m.outlook.of(self._group(np.array([slot]), cap), m.estimator.survival)
+            self._demand[level] = m.demand.total(m.running[requests.rank[m.running] <= level])
+        total = self._demand[level] + m.demand.of(self._group(np.array([slot]), cap), m.estimator.survival)
         return total.peak(m.config.admission.z)
+
+    def _tenant_peak_with(self, slot: int) -> float:
+        """Peak of the demand of the request and of its tenant's running ones; 0 where none of them runs."""
+        m, requests = self.m, self.m.requests
+        self._peak_with(slot, 0)  # rebuilds the rows if they are too old
+        mine = m.running[requests.account[m.running] == requests.account[slot]]
+        if not len(mine):
+            return 0.0
+        one = self._group(np.array([slot]), 0)
+        return (m.demand.total(mine) + m.demand.of(one, m.estimator.survival)).peak(m.config.admission.z)
 
     # -- room for urgent requests -----------------------------------------------------------------------------------
 
@@ -309,7 +390,7 @@ class Round:
         slots, tokens = self.rows[busy], self.tokens[busy]
         samples = requests.computed[slots] + tokens == requests.known(slots)
         ticket = m.store.launch(self.now, self.now + m.config.fence_timeout)
-        requests.ticket[slots] = ticket
+        m.launched(slots, ticket)
         return Plan(
             m.round,
             ticket,

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvgate.lifecycle.audit import Finding, claims, inspect, repair
 from kvgate.lifecycle.ledger import NO_PAGES, Ledger
 from kvgate.lifecycle.pool import PageIds, PagePool, State
 
@@ -25,8 +26,12 @@ class Store(Protocol):
     def total(self) -> int:
         """Blocks of the device pool."""
 
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Each layer's native window; empty where no layer has one."""
+
     def available(self) -> int:
-        """Blocks that could be handed out now, evictable cached ones included."""
+        """Blocks that could be handed out now, cached ones that evicting would free at once included."""
 
     def soon(self) -> int:
         """Blocks that come free as soon as launches in flight are over."""
@@ -34,13 +39,13 @@ class Store(Protocol):
     def host_free(self) -> int:
         """Blocks the host area could take."""
 
-    def begin(self, slot: int, known: int) -> tuple[int, int]:
-        """A request without pages starts. Pins what is cached of its first ``known - 1`` tokens.
+    def begin(self, slot: int, known: int, *, shared: bool = True) -> tuple[int, int]:
+        """A request without pages starts. Pins what is cached of its first ``known - 1`` tokens, if it is to share.
 
         Returns the blocks that gives it and the tokens they cover.
         """
 
-    def grow(self, slots: Slots, blocks: NDArray[np.int64], accounts: NDArray[np.int16]) -> None:
+    def grow(self, slots: Slots, blocks: NDArray[np.int64], accounts: NDArray[np.int32]) -> None:
         """Hand ``blocks[i]`` more blocks to each slot: all of it, or OutOfPages and nothing."""
 
     def exclusive(self, slots: Slots) -> NDArray[np.int64]:
@@ -67,14 +72,22 @@ class Store(Protocol):
     def signal(self, ticket: int) -> None:
         """The launch is over."""
 
-    def expire(self, now: float) -> None:
-        """Give up launches past their deadline."""
+    def expire(self, now: float, patience: float) -> int:
+        """Give up launches past their deadline, forget what has lived its time, and set pages aside whose launch has
+        not signalled for ``patience``; returns how many pages were set aside."""
+
+    def charged(self, account: int) -> int:
+        """Pages charged to an account."""
+
+    def repair(self) -> Finding:
+        """Audit: set orphans aside, give back those of earlier audits; returns what was found."""
 
 
 class FlatStore:
     """One page a block, page ids in a row per slot; host blocks are only counted."""
 
     def __init__(self, blocks: int, host_blocks: int = 0) -> None:
+        self.windows: tuple[int | None, ...] = ()
         self.ledger = Ledger(PagePool(blocks))
         self.pages: NDArray[np.int32] = np.zeros((64, 64), np.int32)
         self.counts: NDArray[np.int64] = np.zeros(64, np.int64)
@@ -104,11 +117,11 @@ class FlatStore:
             return NO_PAGES
         return self.pages[slot, : self.counts[slot]]
 
-    def begin(self, slot: int, known: int) -> tuple[int, int]:
+    def begin(self, slot: int, known: int, *, shared: bool = True) -> tuple[int, int]:
         """Nothing is cached."""
         return 0, 0
 
-    def grow(self, slots: Slots, blocks: NDArray[np.int64], accounts: NDArray[np.int16]) -> None:
+    def grow(self, slots: Slots, blocks: NDArray[np.int64], accounts: NDArray[np.int32]) -> None:
         """Append pages to each slot's row. Raises OutOfPages with nothing changed."""
         if len(slots) == 0:
             return
@@ -158,7 +171,7 @@ class FlatStore:
     def swap_in(self, slot: int, account: int) -> int:
         """Take a row of the same length again."""
         size = self.host[slot]
-        self.grow(np.array([slot]), np.array([size]), np.array([account], np.int16))
+        self.grow(np.array([slot]), np.array([size]), np.array([account], np.int32))
         del self.host[slot]
         return size
 
@@ -168,15 +181,27 @@ class FlatStore:
 
     def launch(self, now: float, deadline: float) -> int:
         """A compute ticket."""
-        return self.ledger.fences.launch("compute", deadline)
+        return self.ledger.fences.launch("compute", deadline, now)
 
     def signal(self, ticket: int) -> None:
         """The launch is over."""
         self.ledger.signal(ticket)
 
-    def expire(self, now: float) -> None:
-        """Give up launches past their deadline."""
+    def expire(self, now: float, patience: float = np.inf) -> int:
+        """Give up launches past their deadline, set aside what waits for late ones."""
         self.ledger.expire(now)
+        return self.ledger.set_aside_late(now, patience)
+
+    def charged(self, account: int) -> int:
+        """Pages charged to an account."""
+        return int(self.ledger.charged[account]) if account < len(self.ledger.charged) else 0
+
+    def repair(self) -> Finding:
+        """Audit the rows."""
+        rows = [self.held(int(s)) for s in np.flatnonzero(self.counts)]
+        finding = inspect(self.ledger, claims(self.total, rows))
+        repair(self.ledger, finding, self.ledger.fences.tickets())
+        return finding
 
     def check(self) -> None:
         """Raise AssertionError unless the rows hold exactly the references the pool counts."""

@@ -46,11 +46,12 @@ class Hold:
     """Blocks somebody uses, from the root down; given back with :meth:`PrefixCache.release` exactly once.
 
     Attributes:
-        space: whose they are. tokens: tokens they cover.
+        space: whose they are. tokens: tokens they cover. born: look-up that made it, 0 for none.
     """
 
     space: Namespace
     tokens: int = 0
+    born: int = 0
     nodes: list[_Node] = field(default_factory=list)
     open: bool = True
 
@@ -75,10 +76,11 @@ class Invalidation:
 
 @dataclass
 class Counts:
-    """Since the start, in blocks."""
+    """Since the start, in blocks. ``found_again``: by the request that had put them there, after a preemption."""
 
     looked_up: int = 0
     hit: int = 0
+    found_again: int = 0
     inserted: int = 0
     evicted: int = 0
     expired: int = 0
@@ -113,24 +115,29 @@ class PrefixCache:
         self._heap: list[tuple[Score, int, _Node]] = []
         self._stamp = 0
         self._tick = 0
+        self._number: NDArray[np.int64] = np.zeros(ledger.pool.total, np.int64)  # of the block a kept page belongs to
+        self._entered = 0
+        self._invalidated: dict[tuple[str | None, str | None], int] = {}
         self.evictable = 0
 
     def __len__(self) -> int:
         return len(self._index)
 
-    def lookup(self, space: Namespace, tokens: Tokens) -> Hold:
+    def lookup(self, space: Namespace, tokens: Tokens, *, again: bool = False) -> Hold:
         """The longest cached prefix of ``tokens`` (whole blocks), pinned from here on.
+
+        ``again``: for a request that was preempted: its own work is no hit and no look-up in the counts.
 
         The caller leaves out what it must compute itself: at least the last token of a prompt.
         """
         self._tick += 1
-        hold = Hold(space)
+        hold = Hold(space, born=self._tick)
         parent: _Node | None = None
         link = self._hash(space.encoded())
         now = self.clock()
-        self._sweep(now)
+        self.sweep(now)
         for raw, whole in self._blocks(tokens):
-            self.counts.looked_up += 1
+            self.counts.looked_up += not again
             if not whole:
                 break
             link = self._hash(link + raw)
@@ -144,7 +151,8 @@ class PrefixCache:
             parent = node
         self._pin(hold.nodes)
         hold.tokens = len(hold.nodes) * self.page_size
-        self.counts.hit += len(hold.nodes)
+        self.counts.hit += 0 if again else len(hold.nodes)
+        self.counts.found_again += len(hold.nodes) if again else 0
         self._touch(hold.nodes, now, hit=True)
         return hold
 
@@ -156,11 +164,13 @@ class PrefixCache:
             exact: False for a sequence that was ever evicted approximately: nothing enters.
             fill: share of the last block that is filled (replays of traces with partial blocks).
 
+        Nothing enters of a sequence whose owner was invalidated after its look-up: it was computed before.
+
         Returns:
             Blocks that entered; blocks another sequence put there in the meantime are held, not entered twice.
         """
         assert hold.open, "the hold was released"
-        if not exact:
+        if not exact or self._outdated(hold):
             self.counts.refused += 1
             return 0
         blocks = [raw for raw, whole in self._blocks(tokens) if whole]
@@ -208,18 +218,41 @@ class PrefixCache:
                 self.evictable += 1
                 self._offer(node)
 
+    @property
+    def at_once(self) -> int:
+        """Blocks that evicting everything would free at once: no launch may touch them any more."""
+        return self.evictable - self._blocks_of(self.ledger.waiting_cached())
+
+    @property
+    def soon(self) -> int:
+        """Blocks that could be evicted once their launches signal; those that take too long are not counted on."""
+        waiting = self.ledger.waiting_cached()
+        return self._blocks_of(waiting) - self._blocks_of(waiting[self.ledger.given_up[waiting]])
+
     def evict(self, blocks: int) -> int:
-        """Evict up to ``blocks`` unused blocks, leaves first; returns how many. Busy pages wait for their fence."""
+        """Evict unused blocks, leaves first, until ``blocks`` of them are free; returns how many became free.
+
+        Blocks that a launch may still touch free nothing yet: they go only where a block above them is needed.
+        """
         gone: list[PageIds] = []
-        while len(gone) < blocks and self._heap:
-            score, stamp, node = heapq.heappop(self._heap)
+        spared: list[tuple[Score, int, _Node]] = []
+        freed = 0
+        while freed < blocks and (self._heap or spared):
+            busy = not self._heap
+            score, stamp, node = spared.pop(0) if busy else heapq.heappop(self._heap)
             if not node.alive or node.stamp != stamp or node.children or not self._idle(node):
                 continue
+            if not busy and self.ledger.fences.busy[node.pages].any():
+                spared.append((score, stamp, node))
+                continue
             gone.append(self._drop(node))
+            freed += not busy
             self.policy.evicted(node.key, score)
+        for entry in spared:
+            heapq.heappush(self._heap, entry)
         self._forget(gone)
         self.counts.evicted += len(gone)
-        return len(gone)
+        return freed
 
     def invalidate(self, *, tenant: str | None = None, model_version: str | None = None) -> Invalidation:
         """Forget everything of a tenant, a model version, or both at once; used entries too.
@@ -233,6 +266,7 @@ class PrefixCache:
             for n in self._index.values()
             if tenant in (None, n.space.tenant) and model_version in (None, n.space.model_version)
         ]
+        self._invalidated[tenant, model_version] = self._tick
         in_use = sum(len(n.pages) for n in doomed if not self._idle(n))
         # Children before parents, so that no entry ever hangs below a missing one.
         freed = self._forget([self._drop(n) for n in sorted(doomed, key=lambda n: -n.depth)])
@@ -264,13 +298,21 @@ class PrefixCache:
         raw = np.ascontiguousarray(tokens, np.int64).tobytes()
         return [(raw[i : i + 8 * size], i + 8 * size <= len(raw)) for i in range(0, len(raw), 8 * size)]
 
-    def _sweep(self, now: float) -> None:
+    def sweep(self, now: float) -> None:
         """Drop unused entries whose time is over; expiry orders the heap, so they are on top."""
         while self._heap and self.policy.expired(self._heap[0][0], now):
             _, stamp, node = heapq.heappop(self._heap)
             if node.alive and node.stamp == stamp and not node.children and self._idle(node):
                 self._forget([self._drop(node)])
                 self.counts.expired += 1
+
+    def _outdated(self, hold: Hold) -> bool:
+        space = hold.space
+        names = ((space.tenant, None), (None, space.model_version), (space.tenant, space.model_version))
+        return any(hold.born <= self._invalidated.get(name, -1) for name in names)
+
+    def _blocks_of(self, pages: PageIds) -> int:
+        return len(np.unique(self._number[pages])) if len(pages) else 0
 
     def _idle(self, node: _Node) -> bool:
         return bool(self.ledger.pool.state[node.pages[0]] == _CACHED)
@@ -288,6 +330,8 @@ class PrefixCache:
         self.ledger.kept[pages] = True
         for node in nodes:
             self._owner[int(node.pages[0])] = node
+            self._entered += 1
+            self._number[node.pages] = self._entered
             if node.parent is not None:
                 node.parent.children += 1
 

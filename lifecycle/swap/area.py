@@ -3,7 +3,10 @@
 Order of a write: payload to a temporary file, rename to its number, then the journal record; only the record commits.
 Order of a removal: the tombstone, then the file. File numbers are never used twice, so a key that is put again after
 a removal has a newer number than its tombstone. Recovery keeps exactly the committed entries whose file is there in
-full, and removes every other file. A payload that fails its checksum is never handed out: it is dropped and counted.
+full, and removes every other file. What an earlier process left there belongs to nobody now: its owner discards it by
+name (:meth:`HostArea.discard`) before it serves. A disk that refuses to write or read costs the payload, never the
+process: the call says so, and the owner computes again. A payload that fails its checksum is never handed out: it is
+dropped and counted.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ _FRESH = "journal.new"
 
 @dataclass
 class AreaCounts:
-    """Since the start: bytes in and out, corrupt payloads dropped, damaged journal places skipped, files removed."""
+    """Since the start: bytes in and out, corrupt payloads dropped, damaged journal places skipped, files
+    removed, reservations refused for lack of room, operations that the disk failed."""
 
     bytes_in: int = 0
     bytes_out: int = 0
@@ -28,6 +32,7 @@ class AreaCounts:
     damaged: int = 0
     orphans: int = 0
     refused: int = 0
+    failed: int = 0
 
 
 def _digest(payload: bytes) -> str:
@@ -92,18 +97,35 @@ class HostArea:
         """Give a reservation back; nothing happens if there is none."""
         self._reserved.pop(key, None)
 
-    def put(self, key: str, payload: bytes) -> None:
-        """Commit the payload of a reservation. On any error the reservation stays and nothing is committed."""
+    def discard(self) -> tuple[str, ...]:
+        """Remove every entry; returns their keys. For what a process that is gone had swapped out."""
+        gone = tuple(self.names())
+        for key in gone:
+            self.drop(key)
+        return gone
+
+    def put(self, key: str, payload: bytes) -> bool:
+        """Commit the payload of a reservation; False where the disk fails: then nothing of it is kept.
+
+        Whatever is raised meanwhile, the reservation is gone.
+        """
         assert len(payload) <= self._reserved.get(key, -1), f"{key}: more bytes than were reserved"
         number = self._next
         self._next += 1
         entry = Put(key, number, len(payload), _digest(payload))
-        self.disk.write(f"{number:012d}.tmp", payload)
-        self.disk.rename(f"{number:012d}.tmp", _file(number))
-        self._append(entry)
-        del self._reserved[key]
+        try:
+            self.disk.write(f"{number:012d}.tmp", payload)
+            self.disk.rename(f"{number:012d}.tmp", _file(number))
+            self._append(entry)
+        except OSError:
+            self.counts.failed += 1
+            self._remove(f"{number:012d}.tmp", _file(number))
+            return False
+        finally:
+            del self._reserved[key]
         self._entries[key] = entry
         self.counts.bytes_in += len(payload)
+        return True
 
     def get(self, key: str) -> bytes | None:
         """The payload, or None where there is none that can be trusted; a corrupt one is dropped and counted."""
@@ -114,6 +136,10 @@ class HostArea:
             payload = self.disk.read(_file(entry.number))
         except FileNotFoundError:
             payload = b""
+        except OSError:
+            self.counts.failed += 1
+            self.drop(key)
+            return None
         if len(payload) != entry.size or _digest(payload) != entry.digest:
             self.counts.corrupt += 1
             self.drop(key)
@@ -122,16 +148,26 @@ class HostArea:
         return payload
 
     def drop(self, key: str) -> bool:
-        """Remove an entry or reservation; returns whether there was an entry."""
+        """Remove an entry or reservation; returns whether there was an entry. It is gone whatever the disk does:
+        without tombstone or file, the other of the two is enough to forget it after a crash."""
         self.cancel(key)
-        entry = self._entries.get(key)
+        entry = self._entries.pop(key, None)
         if entry is None:
             return False
-        self._append(Tombstone(key, entry.number))
-        del self._entries[key]
-        self.disk.remove(_file(entry.number))
+        try:
+            self._append(Tombstone(key, entry.number))
+        except OSError:
+            self.counts.failed += 1
+        self._remove(_file(entry.number))
         self._compact()
         return True
+
+    def _remove(self, *names: str) -> None:
+        for name in names:
+            try:
+                self.disk.remove(name)
+            except OSError:
+                self.counts.failed += 1
 
     def _append(self, record: Record) -> None:
         self.disk.append(_JOURNAL, encode(record))
@@ -143,8 +179,11 @@ class HostArea:
             return
         # A tombstone for the newest number keeps the numbers rising, even if every entry is gone.
         kept: list[Record] = [Tombstone("", self._next - 1), *self._entries.values()]
-        self.disk.write(_FRESH, b"".join(map(encode, kept)))
-        self.disk.rename(_FRESH, _JOURNAL)
+        try:
+            self.disk.write(_FRESH, b"".join(map(encode, kept)))
+            self.disk.rename(_FRESH, _JOURNAL)
+        except OSError:
+            self.counts.failed += 1  # the old journal is still whole
         self._records = len(kept)
 
     def _recover(self) -> None:

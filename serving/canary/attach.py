@@ -53,4 +53,4 @@ def _to_exact(server: Server, id: str) -> None:
         return  # its exact pages are gone: it ends as it began
     server.requests[id].policy = None
     server.engine.switch(row, None)
-    server.manager.requests.cap[slot] = 0
+    server.manager.hold_to(slot, 0)

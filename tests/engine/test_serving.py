@@ -17,6 +17,7 @@ from kvgate.engine.serving import Server
 from kvgate.lifecycle.admission import Outcome
 from kvgate.lifecycle.config import EstimatorConfig, ManagerConfig, RecoveryConfig
 from kvgate.lifecycle.metrics import ManagerMetrics
+from kvgate.lifecycle.pool import State as PageState
 from kvgate.lifecycle.prefix.value_density import ValueDensity
 from kvgate.lifecycle.states import Spec, State
 from kvgate.lifecycle.swap.area import HostArea
@@ -288,9 +289,10 @@ def test_orphans_are_found_quarantined_and_returned(llama: LoadedModel) -> None:
     lost = store.ledger.alloc(3)
     in_flight = store.launch(0.0, 1e9)
     assert store.audit().orphans.tolist() == lost.tolist()
-    assert store.repair().tolist() == []
+    store.repair()
     assert store.audit().states["quarantined"] == 3
     store.signal(in_flight)
-    assert store.repair().tolist() == lost.tolist()
+    assert store.repair().clean
+    assert (store.ledger.pool.state[lost] == PageState.FREE).all()
     server.run()
     store.check()

@@ -6,23 +6,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgate.lifecycle import forecast
+from kvgate.lifecycle.footprint import Footprint
 from kvgate.lifecycle.forecast import Demand, Floats, Group, Singles
 
 
-class Outlook:
+class DemandForecast:
     """Expected blocks of each running request on a grid of rounds ahead.
 
     A row is a few rounds old at most (``refresh_rounds``); by then its request is that many tokens longer, which is far
     below what the forecast can tell. Starting a request adds its row; ending one needs nothing, since sums name slots.
 
     Args:
-        points: of the grid. page_size: tokens of a block. refresh_rounds: age at which all rows are rebuilt.
+        points: of the grid. footprint: blocks that tokens take. refresh_rounds: age at which all rows are rebuilt.
         variance: whether variances are needed (planning with more than the mean).
     """
 
-    def __init__(self, points: int, page_size: int, refresh_rounds: int, *, variance: bool) -> None:
+    def __init__(self, points: int, footprint: Footprint, refresh_rounds: int, *, variance: bool) -> None:
         self._points = points
-        self._page_size = page_size
+        self._footprint = footprint
         self._refresh = refresh_rounds
         self._with_variance = variance
         self._mean: Singles = np.zeros((0, points), np.float32)
@@ -46,7 +47,7 @@ class Outlook:
         if top > len(self._mean):
             more = ((0, max(top, 2 * len(self._mean)) - len(self._mean)), (0, 0))
             self._mean, self._variance = np.pad(self._mean, more), np.pad(self._variance, more)
-        chance, blocks = forecast.expectation(group, survival, self._at, self._page_size)
+        chance, blocks = forecast.expectation(group, survival, self._at, self._footprint)
         mean = chance * blocks
         self._mean[slots] = mean
         if self._with_variance:
@@ -54,7 +55,7 @@ class Outlook:
 
     def of(self, group: Group, survival: Floats) -> Demand:
         """The demand of requests that do not run yet."""
-        chance, blocks = forecast.expectation(group, survival, self._at, self._page_size)
+        chance, blocks = forecast.expectation(group, survival, self._at, self._footprint)
         mean = chance * blocks
         variance = mean * blocks * (1.0 - chance) if self._with_variance else np.zeros((1, self._points))
         return Demand(mean.sum(0, dtype=np.float64), variance.sum(0, dtype=np.float64))

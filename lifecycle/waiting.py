@@ -1,11 +1,11 @@
-"""The waiting line: who is looked at next. Knows order only, not whether anything fits."""
+"""The waiting queue: who is looked at next. Knows order only, not whether anything fits."""
 
 from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 import numpy as np
@@ -19,17 +19,26 @@ NOBODY = 2**31 - 1  # no priority is that high
 
 
 @dataclass
-class Bar:
-    """Set while the line is looked at: requests of priority ``level`` and above (less urgent) wait this round."""
+class Cutoff:
+    """Set while the queue is looked at: who is not looked at any more in this round.
+
+    Attributes:
+        level: requests of this priority and above (less urgent) wait. accounts: tenants at a limit of their own.
+    """
 
     level: int = NOBODY
+    accounts: set[int] = field(default_factory=set)
 
     def lower(self, level: int) -> None:
         """Let only requests more urgent than ``level`` pass from now on."""
         self.level = min(self.level, level)
 
+    def close(self, account: int) -> None:
+        """No more requests of this tenant."""
+        self.accounts.add(account)
 
-class Line:
+
+class WaitingQueue:
     """Waiting slots, first come first served within (tenant, priority), merged by level and virtual counter.
 
     The level of a queue is its priority, lifted by one for every ``aging_rounds`` its head has waited. Order: preempted
@@ -57,7 +66,7 @@ class Line:
             self._resuming[slot] = None
 
     def remove(self, slot: int) -> None:
-        """Take a slot out; raises KeyError if it does not stand in the line."""
+        """Take a slot out; raises KeyError if it does not stand in the queue."""
         name = self._queue(slot)
         queue = self._queues.get(name, [])
         entry = (int(self._requests.seq[slot]), slot)
@@ -82,11 +91,15 @@ class Line:
         requests = self._requests
         return bool(requests.preemptions[slot] > 0 and round_ - int(requests.since[slot]) >= self._resume)
 
-    def candidates(self, round_: int, bar: Bar) -> Iterator[int]:
-        """Slots in the order they should be looked at; slots may be removed, and the bar lowered, meanwhile."""
+    def resuming(self) -> list[int]:
+        """Slots that were preempted, in the order in which they began to wait."""
+        return list(self._resuming)
+
+    def candidates(self, round_: int, cutoff: Cutoff) -> Iterator[int]:
+        """Slots in the order they should be looked at; slots may be removed, and the cutoff lowered, meanwhile."""
         overdue = list(takewhile(lambda slot: self.overdue(slot, round_), self._resuming))
         for slot in overdue:
-            if self._requests.priority[slot] < bar.level:
+            if self._requests.priority[slot] < cutoff.level and self._account(slot) not in cutoff.accounts:
                 yield slot
         first = set(overdue)
         under = self._tenants.under_share()
@@ -96,9 +109,11 @@ class Line:
         heapq.heapify(heap)
         while heap:
             _, at, queue = heapq.heappop(heap)
-            if at >= len(queue) or self._requests.priority[queue[at][1]] >= bar.level:
+            if at >= len(queue) or self._requests.priority[queue[at][1]] >= cutoff.level:
                 continue
             entry = queue[at]
+            if self._account(entry[1]) in cutoff.accounts:
+                continue
             fresh = self._key(entry, under, round_)
             if heap and heap[0][0] < fresh:  # its tenant was served since: back into the heap
                 heapq.heappush(heap, (fresh, at, queue))
@@ -114,8 +129,11 @@ class Line:
         for queue in self._queues.values():
             yield from (slot for _, slot in queue)
 
+    def _account(self, slot: int) -> int:
+        return int(self._requests.account[slot])
+
     def _queue(self, slot: int) -> tuple[int, int]:
-        return int(self._requests.account[slot]), int(self._requests.priority[slot])
+        return self._account(slot), int(self._requests.priority[slot])
 
     def _key(self, entry: tuple[int, int], under: NDArray[np.bool_], round_: int) -> _Key:
         seq, slot = entry
