@@ -93,15 +93,25 @@ class CanaryMetrics(Collector):
             family = GaugeMetricFamily(f"kvgate_canary_{name}", text, labels=labels)
             family.add_metric([self._label], value)
             yield family
-        difference = GaugeMetricFamily(
-            "kvgate_canary_guard_difference", "Policy arm minus exact arm, a mean over conversations.",
-            labels=["policy", "guard"],
-        )  # fmt: skip
-        limit = GaugeMetricFamily(
-            "kvgate_canary_guard_limit", "Largest difference that is accepted.", labels=["policy", "guard"]
-        )
-        for name, stream in progress.streams.items():
-            if not name.startswith("quality"):
-                difference.add_metric([self._label, name], -stream.mean)
-                limit.add_metric([self._label, name], stream.margin)
-        yield from (difference, limit)
+        yield from self._guards()
+
+    def _guards(self) -> Iterable[Metric]:
+        text = "Policy arm minus exact arm, a mean over conversations"
+        labels = ["policy", "guard"]
+        families = {
+            name: GaugeMetricFamily(f"kvgate_canary_guard_{name}", about, labels=labels)
+            for name, about in (
+                ("difference", f"{text}."),
+                ("difference_lower", f"{text}: lower limit."),
+                ("difference_upper", f"{text}: upper limit."),
+                ("limit", "Largest difference that is accepted."),
+            )
+        }
+        for name, stream in self._progress.streams.items():
+            if name.startswith("quality"):
+                continue
+            lower, upper = stream.bounds(self._progress.judge.alpha)
+            values = {"difference": -stream.mean, "difference_lower": -upper, "difference_upper": -lower}
+            for kind, value in {**values, "limit": stream.margin}.items():
+                families[kind].add_metric([self._label, name], value)
+        return families.values()

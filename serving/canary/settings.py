@@ -88,6 +88,6 @@ def parse_canary(raw: Any, where: str = "canary") -> Canary:
             tuple(scope["suites"]),
         ),
         Judge(rollout, analysis["margin"], analysis["alpha"], scope["longest_tokens"], raw["mode"] == "shadow"),
-        f"{raw['evidence']['config_hash']}-{raw['evidence']['samples_hash']}-{raw['evidence']['gate']}",
+        f"{raw['evidence']['config_hash']}-{raw['evidence']['samples_hash']}-{raw['evidence']['gate']['content_hash']}",
         raw["traffic_fraction"],
     )

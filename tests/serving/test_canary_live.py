@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from canary_file import canary_data
 from live_server import Live
 
 from kvgate.cli.main import main
@@ -27,27 +28,7 @@ QUICK = Rollout(
 
 
 def config(model: LoadedModel, **changes: Any) -> dict[str, Any]:
-    info = model.info
-    raw: dict[str, Any] = {
-        "schema_version": 2, "kind": "kvgate-canary", "mode": "canary", "traffic_fraction": 0.05,
-        "policy": {"name": "h2o", "params": {}, "budget": {"ratio": 0.5}},
-        "scope": {
-            "model": {"name": "tiny", "revision": "local", "weights_hash": info.weights_hash, "dtype": info.dtype},
-            "protocols": ["whole_prompt"], "longest_tokens": 600, "suites": ["chat"], "excluded": [],
-            "outside": "exact",
-        },
-        "analysis": {
-            "compare_with": "full", "metric": "task score of paired requests, in [0, 1]", "margin": 0.5,
-            "alpha": 0.05, "minimum_pairs": 5, "on_loss": "roll_back", "on_missing_data": "pause",
-            "on_nan": "pause",
-        },
-        "evidence": {
-            "run": "made", "gate": "production", "config_hash": "1" * 32, "samples_hash": "2" * 32,
-            "seal": "3" * 64, "verified": {"items": 1, "cells": 2},
-            "git": {"revision": "4" * 40, "dirty": False}, "code_hash": "5" * 32, "reasons": [],
-        },
-    }  # fmt: skip
-    return {**raw, **changes}
+    return canary_data(model.info.weights_hash, model.info.dtype, **changes)
 
 
 def canary(model: LoadedModel, rollout: Rollout = QUICK, margin: float = 0.5, ratio: float = 0.5) -> Canary:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvgate.cli import canary_orders
 from kvgate.cli.canary_orders import ACTIONS
+from kvgate.cli.formats import FORMATS
 from kvgate.cli.output import DONE, NOT_PASSED
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ Verifies the run (see kvgate verify) and emits a canary config, or says why not.
 out; its rollout is seen and steered from outside:
 
   kvgate canary results/run --policy 'h2o@0.75'
+  kvgate canary results/run/canary/h2o-0.75.yaml --format argo
   kvgate canary status results/run/canary/h2o-0.75.state
   kvgate canary promote | rollback | history results/run/canary/h2o-0.75.state
 """
@@ -41,6 +43,11 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--include-path", type=Path, help="of a run of lm-eval's tasks: folder with your own task files"
     )
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        help="write what this rollout tool takes instead; of a run, or of a canary config (.yaml) already emitted",
+    )
     parser.add_argument("--why", help="of promote and rollback: the reason, for the audit")
     parser.add_argument("--json", action="store_true", help="of status: as JSON")
     parser.set_defaults(run=main)
@@ -54,6 +61,8 @@ def main(options: argparse.Namespace) -> int:
         return canary_orders.main(options)
     if str(options.results) in ACTIONS and not options.results.is_dir():
         raise ValueError(f"{options.results}: name the folder of the rollout's journal")
+    if options.format is not None and options.results.suffix in (".yaml", ".yml"):
+        return _convert(options.results, options.format, options.out)
     if options.policy is None:
         raise ValueError("--policy: name a policy@budget label of the leaderboard")
     from kvgate.cli.verify import verified
@@ -72,4 +81,19 @@ def main(options: argparse.Namespace) -> int:
         print(f"kvgate: no canary: {refusal}", file=sys.stderr)
         return NOT_PASSED
     print(path)
+    return DONE if options.format is None else _convert(path, options.format, options.out)
+
+
+def _convert(path: Path, format: str, out: Path | None) -> int:
+    """Write a canary config as a rollout tool takes it, beside it or into ``out``; prints the paths."""
+    from kvgate.evals.log.run_folder import write_text, writing
+    from kvgate.serving.canary.settings import load_canary
+    from kvgate.serving.rollout.formats import render
+
+    folder = out or path.parent
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    for name, text in render(load_canary(path), format).items():
+        write_text(folder / name, text)
+        print(folder / name)
     return DONE
