@@ -18,7 +18,7 @@ LIMITS: Mapping[str, tuple[int, float]] = {
     "max_running": (1, 1 << 20),
     "aging_rounds": (1, MOST),
     "admission.points": (1, 4096),
-    "admission.outlook_rounds": (1, MOST),
+    "admission.forecast_rounds": (1, MOST),
     "estimator.bins": (1, 4096),
     "estimator.refresh_rounds": (1, MOST),
     "recovery.host_blocks": (0, 1 << 24),

@@ -56,14 +56,14 @@ class ManagerMetrics:
             "kvgate_audit_miscounted_pages", "Pages with a wrong count in the last audit.", registry=self.registry
         )
         self._first = Histogram(
-            "kvgate_time_to_first_token_seconds",
+            "kvgate_request_first_token_seconds",
             "Time from arrival to the first token.",
             who,
             buckets=_SECONDS,
             registry=self.registry,
         )
         self._between = Histogram(
-            "kvgate_time_between_tokens_seconds",
+            "kvgate_request_token_gap_seconds",
             "Time between two tokens of a request, waits after a preemption included.",
             who,
             buckets=_TOKEN_SECONDS,
