@@ -35,7 +35,7 @@ def _peaks(queries: Tensor, lse: Tensor, first: int, keys: Tensor, evidence: Evi
     rest = lse.reshape(heads, -1, 1).float()
     where = torch.arange(first, first + queries.shape[1], device=keys.device).repeat(queries.shape[0] // heads)
     best = torch.full(keys.shape[:2], -torch.inf, device=keys.device)
-    columns = _columns(keys, evidence.live[layer])
+    columns = _columns(keys)
     for start in range(0, rows.shape[1], _BLOCK):
         block = slice(start, start + _BLOCK)
         logits = logits_of(rows[:, block], columns, model_of(evidence)) - rest[:, block]
@@ -63,7 +63,7 @@ def probabilities(evidence: Evidence) -> Iterator[Tensor]:
     for layer, queries in enumerate(evidence.queries):
         heads, (query_heads, count, dim) = keys.shape[1], queries.shape
         live, positions = evidence.live[layer], evidence.positions[layer]
-        logits = logits_of(queries.reshape(heads, -1, dim).float(), _columns(keys[layer], live), model_of(evidence))
+        logits = logits_of(queries.reshape(heads, -1, dim).float(), _columns(keys[layer]), model_of(evidence))
         logits = logits.reshape(heads, query_heads // heads, count, -1)
         where = torch.arange(evidence.length - count, evidence.length, device=positions.device)[:, None]
         seen = live[:, None] & (positions[:, None] <= where)
@@ -74,6 +74,6 @@ def probabilities(evidence: Evidence) -> Iterator[Tensor]:
         yield torch.nan_to_num(found)  # a query that sees nothing that is left
 
 
-def _columns(keys: Tensor, live: Tensor) -> Tensor:
-    """fp32 ``[H, D, S]``, zero in dead slots, which may hold anything."""
-    return torch.where(live[..., None], keys, 0).float().transpose(1, 2).contiguous()
+def _columns(keys: Tensor) -> Tensor:
+    """fp32 ``[H, D, S]``. Dead slots may hold anything: their logits are theirs alone, and nobody reads them."""
+    return keys.float().transpose(1, 2)

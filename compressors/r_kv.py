@@ -72,7 +72,7 @@ def _redundancy(keys: Tensor, live: Tensor, order: Tensor) -> Tensor:
     alike = in_line @ in_line.transpose(1, 2)
     alike.diagonal(dim1=1, dim2=2).zero_()
     alike = torch.where(alike > ALIKE, alike, 0.0)
-    places = torch.arange(alike.shape[1], device=keys.device)[:, None]
+    places = torch.arange(alike.shape[1], dtype=torch.int32, device=keys.device)[:, None]
     latest = torch.where(alike > 0, places, -1).amax(1)  # per column, the latest token like it
     alike = torch.where(places == latest[:, None], 0.0, alike)
     mean = torch.zeros_like(order, dtype=torch.float32).scatter(-1, order, alike.sum(2) / live.sum(-1, keepdim=True))
