@@ -23,14 +23,14 @@ class ArmMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._ended = Counter("kvgate_answers", "Answers that ended.", ("arm", "state"), registry=registry)
         self._first = Histogram(
-            "kvgate_time_to_first_token_seconds",
+            "kvgate_answer_first_token_seconds",
             "Arrival to first token.",
             ("arm",),
             buckets=_SECONDS,
             registry=registry,
         )
         self._gap = Histogram(
-            "kvgate_longest_token_gap_seconds",
+            "kvgate_answer_longest_gap_seconds",
             "Longest gap between two tokens of an answer.",
             ("arm",),
             buckets=_SECONDS,

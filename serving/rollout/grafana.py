@@ -27,8 +27,8 @@ def dashboard(facts: Facts) -> dict[str, Any]:
             ],
         ),
         ("Guards, policy minus exact", "percentunit", [(f"kvgate_canary_guard_difference{s}", "{{guard}}")]),
-        ("Time to first token, p99", "s", [(by_arm.format("kvgate_time_to_first_token_seconds"), "{{arm}}")]),
-        ("Longest token gap, p99", "s", [(by_arm.format("kvgate_longest_token_gap_seconds"), "{{arm}}")]),
+        ("Time to first token, p99", "s", [(by_arm.format("kvgate_answer_first_token_seconds"), "{{arm}}")]),
+        ("Longest token gap, p99", "s", [(by_arm.format("kvgate_answer_longest_gap_seconds"), "{{arm}}")]),
         ("Requests under the policy", "none", [(f"kvgate_canary_exposed_requests{s}", "requests")]),
         (
             "Lost comparisons",
