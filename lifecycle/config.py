@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from kvgate import strict_yaml
 from kvgate.typed import STRICT, parse, read_text
 
-LARGEST = 1 << 20  # bytes of a settings file
+LARGEST = 1 << 18  # bytes of a settings file
 MOST = 1e12  # of any number; what is allocated by has limits of its own
 LIMITS: Mapping[str, tuple[int, float]] = {
     "page_size": (1, 4096),

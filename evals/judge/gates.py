@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from importlib.resources import files
@@ -14,6 +13,9 @@ from kvgate.evals.data.items import digest
 from kvgate.evals.judge.columns import SliceKey
 
 Grouping = tuple[SliceKey, ...]
+
+
+MOST = 1e12  # of any number
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ def parse_gate(text: str, source: str) -> Gate:
     for missing in ("m_suite", "m_slice"):
         if missing not in values:
             raise ValueError(f"gate {source}: {missing} is missing; give the largest loss you accept, for example 0.03")
-    values["suites"] = _suite_rules(values.get("suites") or {}, source)
+    values["suites"] = _suite_rules({} if values.get("suites") is None else values["suites"], source)
     if "slice_by" in values:
         values["slice_by"] = _slice_by(values["slice_by"], source)
     for spec in fields(Gate):
@@ -206,9 +208,9 @@ def _known(values: Mapping[str, Any], kind: type[Gate] | type[SuiteRule], where:
 
 
 def _typed(value: Any, kind: str, where: str) -> Any:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = isinstance(value, int | float) and not isinstance(value, bool) and -MOST <= value <= MOST  # nor is NaN
     if kind == "float":
-        if not number or not math.isfinite(value):
+        if not number:
             raise ValueError(f"{where} is {value!r}; give a finite number")
         return float(value)
     if kind == "int" and (not number or value != int(value)):

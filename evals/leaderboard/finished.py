@@ -39,7 +39,7 @@ class FinishedRun:
 
     def leaderboard(self, gate: str | None = None) -> dict[str, Any]:
         """The leaderboard by the run's own gate, or by another."""
-        chosen = load_gate(gate or self.manifest["plan"]["gate"])
+        chosen = load_gate(self.manifest["plan"]["gate"] if gate is None else gate)
         board = build_leaderboard(self.manifest, self.records, chosen, self.checks, oracle_reasons(self.manifest))
         return {**board, "stopped": {**self.stop, "open": list(self.stop["open"])}} if self.stop else board
 

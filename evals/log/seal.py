@@ -44,7 +44,7 @@ class Seal:
     records: Count
     blocks: tuple[Hash, ...]
     head: Hash
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -63,7 +63,7 @@ def chain(manifest: bytes, lines: Iterable[bytes], others: Iterable[bytes]) -> S
         blocks.append(head.hex())
     for other in others:
         head = _link(head, other)
-    return Seal(count, tuple(blocks), head.hex())
+    return Seal(count, tuple(blocks), head.hex(), SCHEMA_VERSION)
 
 
 def _link(head: bytes, more: bytes) -> bytes:

@@ -18,7 +18,7 @@ from kvgate.evals.data.items import Protocol
 from kvgate.evals.data.tokens import DEFAULT_DATE
 from kvgate.typed import STRICT, is_file, parse, read_text
 
-LARGEST_YAML = 1 << 20  # bytes
+LARGEST_YAML = 1 << 18  # bytes: reading YAML takes seconds a megabyte
 MOST_TOKENS = 1 << 24  # of a context, a budget, a chunk
 MOST_ITEMS = 1_000_000  # of a task at one length
 

@@ -39,7 +39,7 @@ def read_bytes(path: Path, limit: int, what: str = "") -> bytes:
     except ValueError as error:  # a null byte in the name
         raise ValueError(str(error) if str(error).startswith(name) else f"{what} {str(path)!r}: {error}") from error
     if len(data) > limit:
-        raise ValueError(f"{name}: larger than {limit // MIB} MiB; give a smaller file")
+        raise ValueError(f"{name}: larger than {limit / MIB:g} MiB; give a smaller file")
     return data
 
 

@@ -34,6 +34,6 @@ def test_without_a_model_the_simulator_drives_the_manager(capsys: pytest.Capture
     args = arguments("--once", "--workload", "small_chat")
     assert args.run(args) == 0
     assert "kvgate_tokens_computed_total" in capsys.readouterr().out
-    wrong = arguments("--model", "embedded", "--requests", "0")
-    with pytest.raises(ValueError, match="--requests 0"):
+    wrong = arguments("--model", "./nowhere", "--requests", "1")
+    with pytest.raises(ValueError, match="no such folder"):
         wrong.run(wrong)

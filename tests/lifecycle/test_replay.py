@@ -306,7 +306,6 @@ def test_replay_prints_a_table_and_writes_json(tmp_path: Path, capsys: pytest.Ca
         assert set(figures["total"]["ttft"]) == {"p50", "p95", "p99", "max"}
     assert "ttft p50" in capsys.readouterr().out
     for words, named in (
-        (("small_mixed", "--blocks", "1"), "--blocks 1"),
         (("nowhere.jsonl",), "no such file"),
         (("small_mixed", "--policy", "lru"), "no block hashes"),
     ):

@@ -14,6 +14,7 @@ import numpy as np
 from prometheus_client import generate_latest
 
 from kvgate.cli import metrics as metrics_cli
+from kvgate.cli.numbers import whole
 from kvgate.cli.replay import DEFAULT_CONFIG
 from kvgate.lifecycle.config import load_config
 from kvgate.lifecycle.lab.generate import generate
@@ -30,7 +31,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Register the command: that of the lifecycle room, and a model to run for real."""
     parser = metrics_cli.add_parser(subparsers)
     parser.add_argument("--model", default=None, help='serve with this model ("embedded", a folder or a hub id)')
-    parser.add_argument("--requests", type=int, default=20, help="with --model: requests of the workload to serve")
+    parser.add_argument(
+        "--requests", type=whole(1, 1_000_000), default=20, help="with --model: requests of the workload to serve"
+    )
     parser.set_defaults(run=main)
     return parser
 
@@ -39,8 +42,6 @@ def main(args: argparse.Namespace) -> int:
     """Run it; 0 when done. Without a model the simulator drives the manager."""
     if args.model is None:
         return metrics_cli.main(args)
-    if args.requests < 1:
-        raise ValueError(f"--requests {args.requests}: needs at least 1")
     server, metrics = build(args)
     stop = None if args.once else metrics_cli.serve(metrics.registry, args.port, args.address)
     try:

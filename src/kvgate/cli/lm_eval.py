@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvgate.cli.numbers import whole
+
 if TYPE_CHECKING:
     from kvgate.evals.plan.config import RunConfig
 
@@ -35,11 +37,13 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16")
     parser.add_argument("--gate", default="screen", help="gate name or YAML file (default: screen)")
     parser.add_argument("--include-path", type=Path, help="folder with task YAML files of your own")
-    parser.add_argument("--limit", type=int, help="first documents of each task (default: all)")
-    parser.add_argument("--num-fewshot", type=int, help="examples in the prompt (default: the task's own)")
+    parser.add_argument("--limit", type=whole(1, 1_000_000_000), help="first documents of each task (default: all)")
+    parser.add_argument(
+        "--num-fewshot", type=whole(0, 100_000), help="examples in the prompt (default: the task's own)"
+    )
     parser.add_argument("--metric", help="NAME or NAME,FILTER (default: the task's first that is better when higher)")
     parser.add_argument("--apply-chat-template", action="store_true", help="use the model's chat template")
-    parser.add_argument("--batch-rows", type=int, default=48, help="most rows side by side (48)")
+    parser.add_argument("--batch-rows", type=whole(2, 65536), default=48, help="most rows side by side (48)")
     parser.add_argument("--out", type=Path, default=Path("results/lm-eval"), help="results folder")
     parser.add_argument("--enforce", action="store_true", help="exit 1 unless every policy row is enabled")
     parser.add_argument("--json", action="store_true", help="print the leaderboard as JSON instead of tables")

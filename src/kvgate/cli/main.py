@@ -45,11 +45,11 @@ _EPILOG = "exit codes: 0 done, 1 the gate was not passed where --enforce asked f
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong with a command line in one line."""
+    """Says what is wrong with a command line as every other fault is said."""
 
     def error(self, message: str) -> NoReturn:
-        """Leave with exit code 2."""
-        self.exit(BAD_INPUT, f"{self.prog}: {' '.join(message.split())[:400]}; see {self.prog} --help\n")
+        """Raise ValueError."""
+        raise ValueError(f"{' '.join(message.split())[:400]}; see {self.prog} --help")
 
 
 def build_parser(asked: str | None = None) -> argparse.ArgumentParser:
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _flushed(arguments)
     except OSError as error:
-        failure = _stdout_failure()
+        failure = None if error.filename else _stdout_failure()
         if failure is None or failure.errno != error.errno:  # a file's or a socket's
             if os.environ.get("KVGATE_DEBUG"):
                 raise
@@ -105,11 +105,11 @@ def _flushed(arguments: Sequence[str] | None) -> int:
 
 def _command(arguments: Sequence[str] | None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
-    options = build_parser(next((word for word in words if not word.startswith("-")), None)).parse_args(words)
     debug = bool(os.environ.get("KVGATE_DEBUG"))
     try:
         if sys.stdout is None:  # and the next file opened would take its place
             raise ValueError("standard output: closed; send it somewhere, as in `> /dev/null`")
+        options = build_parser(next((word for word in words if not word.startswith("-")), None)).parse_args(words)
         run: Callable[[argparse.Namespace], int] = options.run
         return run(options)
     except ValueError as error:

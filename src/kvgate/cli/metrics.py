@@ -9,6 +9,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 
+from kvgate.cli.numbers import MOST_BLOCKS, real, whole
 from kvgate.cli.replay import DEFAULT_CONFIG
 from kvgate.lifecycle.config import load_config
 from kvgate.lifecycle.lab.generate import WORKLOADS, generate
@@ -24,10 +25,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser("metrics")
     parser.add_argument("--workload", choices=tuple(WORKLOADS), default="small_mixed", help="what drives the manager")
     parser.add_argument("--config", type=Path, default=None, help="manager settings (YAML)")
-    parser.add_argument("--blocks", type=int, default=400, help="blocks of the pool")
-    parser.add_argument("--port", type=int, default=9464, help="where to serve /metrics")
+    parser.add_argument("--blocks", type=whole(2, MOST_BLOCKS), default=400, help="blocks of the pool")
+    parser.add_argument("--port", type=whole(0, 65535), default=9464, help="where to serve /metrics")
     parser.add_argument("--address", default="127.0.0.1", help="interface to listen on")
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long to serve after the replay is done")
+    parser.add_argument("--seconds", type=real(0, 1e9), default=60.0, help="how long to serve after the replay is done")
     parser.add_argument("--once", action="store_true", help="print the metrics after the replay and leave")
     parser.set_defaults(run=main)
     return parser

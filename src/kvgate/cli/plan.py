@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvgate.cli.numbers import real, whole
 from kvgate.cli.power import describe
 from kvgate.evals.judge.columns import SliceKey
 from kvgate.evals.judge.gates import Gate, load_gate
@@ -25,10 +26,12 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("plan", nargs="?", default="quick", help="plan name or YAML file (quick)")
     parser.add_argument("--gate", help="gate name or YAML file (default: the plan's)")
-    parser.add_argument("--power", type=float, nargs="?", const=0.9, help="wanted chance to pass (.9 if left out)")
-    parser.add_argument("--discordance", type=float, default=0.05, help="share of items whose score differs (.05)")
-    parser.add_argument("--cluster-size", type=int, default=1, help="items that share a context (1)")
-    parser.add_argument("--cap", type=int, default=20_000, help="most items to consider (20000)")
+    parser.add_argument(
+        "--power", type=real(0, 1, inside=True), nargs="?", const=0.9, help="wanted chance to pass (.9 if left out)"
+    )
+    parser.add_argument("--discordance", type=real(0, 1), default=0.05, help="share of items whose score differs (.05)")
+    parser.add_argument("--cluster-size", type=whole(1, 1_000_000), default=1, help="items that share a context (1)")
+    parser.add_argument("--cap", type=whole(1, 10_000_000), default=20_000, help="most items to consider (20000)")
     parser.set_defaults(run=main)
 
 
@@ -37,7 +40,7 @@ def main(args: argparse.Namespace) -> int:
     from kvgate.evals.plan.cells import columns
     from kvgate.evals.plan.config import load_plan
 
-    config = load_plan(args.plan, {"gate": args.gate} if args.gate else None)
+    config = load_plan(args.plan, {"gate": args.gate} if args.gate is not None else None)
     gate = load_gate(config.gate)
     found = columns(config)
     sizes = {choice.name: slice_sizes(choice, gate, ("length", "depth")) for choice in config.suites}

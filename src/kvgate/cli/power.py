@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from kvgate.cli.numbers import real, whole
 from kvgate.evals.judge.gates import load_gate
 from kvgate.evals.judge.power import GatePower, Population, gate_power
 from kvgate.evals.report.tables import stdout_console
@@ -26,15 +27,17 @@ def add_parser(subparsers: Any) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that describe the policy and the plan; for ``kvgate plan --power`` too."""
-    parser.add_argument("--discordance", type=float, default=0.05, help="share of items whose score differs (.05)")
-    parser.add_argument("--cluster-size", type=int, default=1, help="items that share a context (1)")
-    parser.add_argument("--suites", type=int, default=3, help="suites of the plan (3)")
-    parser.add_argument("--slices", type=int, default=9, help="slices of each suite (9)")
+    parser.add_argument("--discordance", type=real(0, 1), default=0.05, help="share of items whose score differs (.05)")
+    parser.add_argument("--cluster-size", type=whole(1, 1_000_000), default=1, help="items that share a context (1)")
+    parser.add_argument("--suites", type=whole(1, 1000), default=3, help="suites of the plan (3)")
+    parser.add_argument("--slices", type=whole(1, 100_000), default=9, help="slices of each suite (9)")
     parser.add_argument(
-        "--families", type=int, default=1, help="policies and protocols that share the gate's alpha (1)"
+        "--families", type=whole(1, 1000), default=1, help="policies and protocols that share the gate's alpha (1)"
     )
-    parser.add_argument("--power", type=float, default=0.9, help="chance that a lossless policy passes (.9)")
-    parser.add_argument("--cap", type=int, default=20_000, help="most items to consider (20000)")
+    parser.add_argument(
+        "--power", type=real(0, 1, inside=True), default=0.9, help="chance that a lossless policy passes (.9)"
+    )
+    parser.add_argument("--cap", type=whole(1, 10_000_000), default=20_000, help="most items to consider (20000)")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from kvgate.cli.numbers import MOST_SEED, real, whole
 from kvgate.evals.judge.simulated_rows import RowResult, row_cases, run_row
 from kvgate.evals.judge.simulation import CaseResult, Settings, cases, run_case
 from kvgate.evals.judge.simulation_report import Requirement, report, requirements
@@ -28,11 +29,15 @@ def add_parser(subparsers: Any) -> None:
         "Exit 0 when every requirement is met, 1 otherwise, 2 for bad input.",
     )
     parser.add_argument("--out", type=Path, default=Path("results/prove"), help="folder for prove.json and prove.png")
-    parser.add_argument("--replicates", type=int, default=_DEFAULT.replicates, help="simulated runs a case")
-    parser.add_argument("--cap", type=int, default=_DEFAULT.cap, help="most items of a run")
-    parser.add_argument("--batch", type=int, default=_DEFAULT.batch, help="items between two looks")
-    parser.add_argument("--alpha", type=float, default=_DEFAULT.alpha, help="error rate of the gate")
-    parser.add_argument("--seed", type=int, default=_DEFAULT.seed, help="seed of all random numbers")
+    parser.add_argument(
+        "--replicates", type=whole(1, 1_000_000), default=_DEFAULT.replicates, help="simulated runs a case"
+    )
+    parser.add_argument("--cap", type=whole(1, 1_000_000), default=_DEFAULT.cap, help="most items of a run")
+    parser.add_argument("--batch", type=whole(1, 1_000_000), default=_DEFAULT.batch, help="items between two looks")
+    parser.add_argument(
+        "--alpha", type=real(0, 0.5, inside=True), default=_DEFAULT.alpha, help="error rate of the gate"
+    )
+    parser.add_argument("--seed", type=whole(0, MOST_SEED), default=_DEFAULT.seed, help="seed of all random numbers")
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
     parser.set_defaults(run=main)
 
@@ -41,6 +46,12 @@ def main(args: argparse.Namespace) -> int:
     """Run the simulation. ValueError for settings that make no sense, before anything is written."""
     from kvgate.evals.judge.simulation_plot import draw  # here, so that other commands do not wait for matplotlib
 
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"--out {str(args.out)!r:.200}: cannot be made: {error!s:.100}; name another folder"
+        ) from error
     settings = Settings(args.replicates, args.alpha, args.batch, args.cap, args.seed)
     errors = Console(stderr=True)
     results = [
@@ -50,7 +61,6 @@ def main(args: argparse.Namespace) -> int:
     rows = [run_row(case, settings, stream) for stream, case in enumerate(row_cases())]
     required = requirements(results, rows, settings)
     document = report(results, rows, required, settings)
-    args.out.mkdir(parents=True, exist_ok=True)
     _write(args.out / "prove.json", json.dumps(document, indent=1, sort_keys=True) + "\n")
     draw(results, settings, args.out / "prove.png")
     if args.json:

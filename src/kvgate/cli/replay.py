@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kvgate.cli.numbers import MOST_BLOCKS, MOST_SEED, real, whole
 from kvgate.lifecycle.config import ManagerConfig, load_config
 from kvgate.lifecycle.lab.baseline import POLICIES, Baseline, BaselineConfig
 from kvgate.lifecycle.lab.generate import WORKLOADS, generate
@@ -19,6 +20,7 @@ from kvgate.lifecycle.lab.workloads import Arrival, load_workload
 from kvgate.lifecycle.manager import Manager
 from kvgate.lifecycle.prefix.catalog import CATALOG
 from kvgate.lifecycle.store import FlatStore
+from kvgate.typed import is_file, is_folder
 
 MANAGED = "managed"
 _PREFIX = (*CATALOG, BELADY)
@@ -33,11 +35,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     choices = (MANAGED, *POLICIES, *_PREFIX)
     parser.add_argument("--policy", choices=choices, default=MANAGED, help="scheduler, or prefix-cache policy")
     parser.add_argument("--config", type=Path, default=None, help="manager settings (YAML)")
-    parser.add_argument("--blocks", type=int, default=2000, help="blocks of the pool; one stays unused")
-    parser.add_argument("--cache-blocks", type=int, default=3000, help="prefix cache size, for prefix policies")
-    parser.add_argument("--watermark", type=float, default=0.0, help="reference schedulers: fraction kept free")
-    parser.add_argument("--ttft-bound", type=float, default=None, help="time to first token that counts as good")
-    parser.add_argument("--seed", type=int, default=0, help="for generated workloads")
+    parser.add_argument(
+        "--blocks", type=whole(2, MOST_BLOCKS), default=2000, help="blocks of the pool; one stays unused"
+    )
+    parser.add_argument(
+        "--cache-blocks", type=whole(1, MOST_BLOCKS), default=3000, help="prefix cache size, for prefix policies"
+    )
+    parser.add_argument("--watermark", type=real(0, 0.99), default=0.0, help="reference schedulers: fraction kept free")
+    parser.add_argument(
+        "--ttft-bound", type=real(0, 1e12), default=None, help="time to first token that counts as good"
+    )
+    parser.add_argument("--seed", type=whole(0, MOST_SEED), default=0, help="for generated workloads")
     parser.add_argument("--json", type=Path, default=None, help="write the figures here")
     parser.set_defaults(run=main)
     return parser
@@ -47,8 +55,12 @@ def main(args: argparse.Namespace) -> int:
     """Run it; 0 when done. ValueError names bad input in one line."""
     if args.blocks < 2:
         raise ValueError(f"--blocks {args.blocks}: needs at least 2")
+    if args.json is not None:
+        _require_writable(args.json)
     path = Path(args.workload)
-    arrivals, unit = load_workload(path) if path.exists() else (_generated(args.workload, args.seed), "step")
+    arrivals, unit = (
+        load_workload(path) if is_file(path) or is_folder(path) else (_generated(args.workload, args.seed), "step")
+    )
     if args.policy in _PREFIX:
         figures: dict[str, Any] = _prefix(arrivals, args)
         rate, hits = figures["hit_rate"], figures["hits"]
@@ -61,9 +73,21 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+def _require_writable(path: Path) -> None:
+    """ValueError, before any time is spent, for figures that could not be written."""
+    if is_folder(path):
+        raise ValueError(f"--json {path}: is a folder; name a file")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_name(path.name + ".part").touch()
+        path.with_name(path.name + ".part").unlink()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--json {str(path)!r:.200}: cannot be written: {error!s:.100}; name another file") from error
+
+
 def _generated(name: str, seed: int) -> list[Arrival]:
     if name not in WORKLOADS:
-        raise ValueError(f"{name}: no such file, and no generated workload; those are {', '.join(WORKLOADS)}")
+        raise ValueError(f"{name:.200}: no such file, and no generated workload; those are {', '.join(WORKLOADS)}")
     return generate(name, seed)
 
 

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kvgate.cli.numbers import whole
+
 _DESCRIPTION = """\
 Makes cells of a leaderboard row again from the results folder alone and compares them, byte for byte, with its samples.
 
@@ -28,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--policy", required=True, help="policy@budget label of the leaderboard")
     parser.add_argument("--protocol", help="only this protocol (default: all the policy was run under)")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--unit", type=int, help="only this batch")
+    which.add_argument("--unit", type=whole(0, 1_000_000_000), help="only this batch")
     which.add_argument("--all", action="store_true", help="every batch (default: the first of every suite)")
     parser.add_argument("--anyway", action="store_true", help="compare although model, code or versions differ")
     parser.set_defaults(run=main)

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from kvgate.cli.numbers import MOST_SEED, real, whole
 from kvgate.cli.output import enforced, print_board
 
 
@@ -18,7 +19,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--model", help="hub id, folder, or 'embedded' (default: the plan's)")
     parser.add_argument("--revision", help="hub revision of the model")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="weights and cache")
-    parser.add_argument("--seed", type=int, help="seed of the items")
+    parser.add_argument("--seed", type=whole(0, MOST_SEED), help="seed of the items")
     parser.add_argument("--seeds", metavar="N,N,...", help="several seeds of the items in one run with one verdict")
     parser.add_argument("--primary", metavar="LABEL", help="the one row that may be enabled, at the gate's whole alpha")
     parser.add_argument("--gate", help="gate name or YAML file (default: the plan's)")
@@ -28,9 +29,13 @@ def add_parser(commands: Any) -> None:
         "may be given several times, for example h2o@0.5,0.25 or mine.policies:Mine@512",
     )  # fmt: skip
     parser.add_argument("--until-decided", action="store_true", help="stop as soon as no verdict is open")
-    parser.add_argument("--max-items", type=int, help="with --until-decided: run at most this many items")
     parser.add_argument(
-        "--max-minutes", type=float, help="with --until-decided: begin no further round after this long"
+        "--max-items", type=whole(1, 1_000_000_000), help="with --until-decided: run at most this many items"
+    )
+    parser.add_argument(
+        "--max-minutes",
+        type=real(0, 1e9, inside=True),
+        help="with --until-decided: begin no further round after this long",
     )
     parser.add_argument("--enforce", action="store_true", help="exit 1 unless every policy row is enabled")
     parser.add_argument("--json", action="store_true", help="print the leaderboard as JSON instead of tables")
