@@ -61,8 +61,13 @@ def test_one_label_stands_for_one_policy_and_one_ratio() -> None:
 
 
 @pytest.mark.slow
-def test_the_example_of_contributing_runs_over_two_lengths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (block,) = re.findall(r"```python\n(# mine/newest_and_first.py.*?)```", CONTRIBUTING.read_text(), re.S)
+@pytest.mark.parametrize(
+    "file, kind, name", [("newest_and_first", "Newest", "newest"), ("large_values", "LargeValues", "large_values")]
+)
+def test_the_examples_of_contributing_run_over_two_lengths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, kind: str, name: str
+) -> None:
+    (block,) = re.findall(rf"```python\n(# mine/{file}.py.*?)```", CONTRIBUTING.read_text(), re.S)
     (tmp_path / "mine_example.py").write_text(block)
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
@@ -70,12 +75,12 @@ def test_the_example_of_contributing_runs_over_two_lengths(tmp_path: Path, monke
         "name": "example", "model": str(save_tiny_model(tmp_path / "model", seed=3)), "dtype": "float32",
         "suites": [{"name": "fidelity", "counts": {600: 2, 700: 2}, "tasks": ["continue"],
                     "options": {"new_tokens": 4}}],
-        "policies": [{"policy": "mine_example:Newest", "budgets": [0.5, 0.25, 300]}],
+        "policies": [{"policy": f"mine_example:{kind}", "budgets": [0.5, 0.25, 300]}],
     }  # fmt: skip
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
     assert main(["run", "--plan", str(tmp_path / "plan.yaml"), "--out", str(tmp_path / "run"), "--json"]) == 0
     rows = load_run(tmp_path / "run").leaderboard()["rows"]
-    assert [each["label"] for each in rows] == ["newest@0.5", "newest@300", "newest@0.25"]
-    assert {each["family"] for each in rows} == {"newest() question_unseen"}
+    assert [each["label"] for each in rows] == [f"{name}@0.5", f"{name}@300", f"{name}@0.25"]
+    assert {each["family"] for each in rows} == {f"{name}() question_unseen"}
     assert "invalid" not in {each["status"] for each in rows}
     sys.modules.pop("mine_example", None)
