@@ -25,6 +25,7 @@ CHUNK = 2048
 REPEAT = "\n\nRepeat the previous context:"  # for the first chunk
 RESUME = "\n\nRepeat the previous context starting with"  # followed by the last tokens of the chunk before
 OVERLAP = 8  # of those tokens, as in the authors' code
+PROMPT = 48  # most tokens that any tokenizer makes of the prompts: one a byte
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,9 @@ class KVzip(Scored):
 
     def forced_spans(self, protected: tuple[Span, ...]) -> tuple[Span, ...]:
         return (Span(0, self.sinks), *protected) if self.sinks else protected
+
+    def probe_tokens(self, prompt: int) -> int:
+        return min(prompt, CHUNK) + OVERLAP + PROMPT
 
     def score(self, evidence: Evidence) -> Tensor:
         assert evidence.probe is not None, "kvzip needs a probe"

@@ -117,6 +117,10 @@ class Policy(ABC):
     def decide(self, evidence: Evidence) -> Keep:
         """Which slots stay live. Pure, but for probes. At most ``budget`` slots per (layer, kv head)."""
 
+    def probe_tokens(self, prompt: int) -> int:
+        """Most extra tokens that one probe runs over a cache of ``prompt`` tokens; they need positions and pages."""
+        return 0
+
     def bounds(self, protected: tuple[Span, ...]) -> Bounds | None:
         """Attention bounds for tokens fed together; None: everything live is attended until the next decision."""
         return None

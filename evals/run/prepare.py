@@ -23,7 +23,7 @@ from kvgate.evals.plan.config import RunConfig, SuiteChoice
 from kvgate.evals.run.dependence import joined, require_declared
 from kvgate.evals.run.early_stopping import items_in, round_units, rounds
 from kvgate.evals.run.identity import Identity, identity
-from kvgate.evals.run.prompts import pages_needed
+from kvgate.evals.run.prompts import pages_needed, prompt_of
 from kvgate.evals.run.provenance import provenance
 from kvgate.evals.suites.base import Order
 from kvgate.evals.suites.catalog import suite_class
@@ -189,6 +189,12 @@ def _require_room(prepared: Prepared) -> None:
         if cell.policy is not None:
             row = Row(0, protected=tuple(Span(*span) for span in cell.item.protected))
             refuse_policy(cell.policy, row, info)
+            prompt = prompt_of(cell.item)
+            if len(prompt) + (extra := cell.policy.probe_tokens(len(prompt))) > info.max_positions:
+                raise ValueError(
+                    f"policy {cell.policy.name}: runs up to {extra} more tokens over the {len(prompt)} of "
+                    f"{cell.item.suite}/{cell.item.task}, the model has {info.max_positions} positions; ask for shorter lengths"
+                )
 
 
 def _memory(device: str) -> int:

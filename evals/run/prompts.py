@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from kvgate.evals.data.items import Item, candidates_of
 from kvgate.evals.plan.cells import Cell, Unit
 
-PROBE_PROMPT = 128  # tokens that a probe may add to a repetition of the prompt
-
 
 def pages_needed(engine_heads: int, page_size: int, unit: Unit) -> int:
     """Most pages the unit can hold at once, snapshots and copies included."""
@@ -18,14 +16,18 @@ def pages_needed(engine_heads: int, page_size: int, unit: Unit) -> int:
 
     prompts = by_prompt(unit.cells)
     total = sum(pages(len(prompt)) for prompt, _ in prompts)
-    if any(cell.policy is not None and "probe" in cell.policy.needs for cell in unit.cells):
-        total += max(pages(len(prompt) + PROBE_PROMPT) for prompt, _ in prompts)
+    total += max((pages(most) for prompt, cells in prompts if (most := probed(prompt, cells))), default=0)
     for cell in unit.cells:
         spoken = cell.item.longest - len(cell.item.context)
         kept = min(cell.budget or cell.item.longest, cell.item.longest)
         forks = [candidate for turn in cell.item.turns for candidate in candidates_of(turn)]
         total += pages(kept + spoken) + sum(pages(len(fork)) for fork in forks)
     return total
+
+
+def probed(prompt: Sequence[int], cells: Sequence[Cell]) -> int:
+    """Most tokens that any cell's policy runs over the prompt as a probe, one at a time."""
+    return max((cell.policy.probe_tokens(len(prompt)) for cell in cells if cell.policy), default=0)
 
 
 def prompt_of(item: Item) -> tuple[int, ...]:

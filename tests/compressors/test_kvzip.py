@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvgate.compressors.evidence import Evidence, Model, Observed, Span
-from kvgate.compressors.kvzip import CHUNK, OVERLAP, REPEAT, RESUME, KVzip
+from kvgate.compressors.kvzip import CHUNK, OVERLAP, PROMPT, REPEAT, RESUME, KVzip
 
 HEADS, GROUP, DIM = 2, 2, 4
 
@@ -38,6 +38,8 @@ def test_the_context_is_repeated_chunk_by_chunk_and_the_largest_probability_coun
 
     found = KVzip(100).score(seen)
 
+    assert max(len(ids) for ids, _ in said) <= KVzip(100).probe_tokens(length)
+    assert max(len(text) for text in (REPEAT, RESUME)) <= PROMPT, "even a tokenizer of bytes makes no more"
     assert [ids for ids, _ in said] == [
         [1, 2, *tokens[:CHUNK]],
         [3, *tokens[CHUNK - OVERLAP : CHUNK], *tokens[CHUNK:]],

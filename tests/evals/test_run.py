@@ -173,6 +173,33 @@ def test_an_oracle_is_invalid(tiny: dict[str, Any], tmp_path: Path) -> None:
     assert {row["status"] for row in json.loads((tmp_path / "r" / LEADERBOARD).read_text())["rows"]} == {"invalid"}
 
 
+def test_policies_share_scores_and_report_probes(tiny: dict[str, Any], tmp_path: Path) -> None:
+    """Every budget and shape of KVzip runs on one repetition, and each reports it as if it ran alone."""
+    suites = [{"name": "retrieval", "counts": {600: 1}, "tasks": ["single"]}]
+    policies = [
+        {"policy": "kvzip", "budgets": [0.75, 0.5]},
+        {"policy": "kvzip", "params": {"shape": "head"}, "budgets": [0.5]},
+        {"policy": "knorm", "budgets": [0.5]},
+    ]
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump({**tiny["plan"], "suites": suites, "policies": policies}))
+    assert main(["run", "--plan", str(tmp_path / "plan.yaml"), "--out", str(tmp_path / "r"), "--json"]) == 0
+    records = [json.loads(line) for line in (tmp_path / "r" / SAMPLES).read_text().splitlines()]
+    probes = {record["label"]: record["probe_tokens"] for record in records}
+    repeated = probes.pop("kvzip@0.5")
+    assert 600 < repeated < 700
+    assert probes == {"full": 0, "kvzip@0.75": repeated, "kvzip(shape=head)@0.5": repeated, "knorm@0.5": 0}
+    shapes = {record["label"]: (record["params"].get("shape"), record["params"].get("when")) for record in records}
+    assert shapes["kvzip@0.5"] == ("model", "once")
+    assert shapes["kvzip(shape=head)@0.5"] == ("head", "once")
+    exact = next(record for record in records if record["label"] == "full")
+    for record in records:
+        if record["ratio"] is not None:
+            evicted = 600 - record["budget"]
+            assert abs(record["evicted_tokens"] - evicted) < 1
+            saved = (exact["logical_bytes"] - record["logical_bytes"]) / exact["logical_bytes"]
+            assert saved < 1 - record["ratio"], "the question stays beside the budget"
+
+
 BAD = {
     "unknown key": ({"polices": []}, "unknown key 'polices'"),
     "unknown policy": ({"policies": [{"policy": "magic", "budgets": [0.5]}]}, "'magic' is unknown"),
@@ -189,6 +216,14 @@ BAD = {
     "unknown suite": ({"suites": [{"name": "nope"}]}, "suite 'nope'"),
     "unknown task": ({"suites": [{"name": "retrieval", "tasks": ["nope"]}]}, "'nope'"),
     "longer than the model": ({"suites": [{"name": "retrieval", "counts": {8000: 1}}]}, "positions"),
+    "probe longer than the model": (
+        {
+            "suites": [{"name": "retrieval", "counts": {2300: 1}, "tasks": ["single"]}],
+            "policies": [{"use": "kvzip", "budgets": [0.5]}],
+        },
+        "policy kvzip: runs up to 2104 more tokens",
+    ),
+    "unknown shape": ({"policies": [{"use": "kvzip", "params": {"shape": "row"}, "budgets": [0.5]}]}, "shape 'row'"),
     "unknown gate": ({"gate": "lenient"}, "'lenient'"),
     "page size": ({"page_size": 12}, "page_size 12"),
     "pool too small": ({"pages": 10}, "pages"),
