@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from kvgate.evals.leaderboard.board import samples_hash
+from kvgate.evals.leaderboard.evidence import RERUN, RerunRecord, attached
 from kvgate.evals.leaderboard.finished import FinishedRun
 from kvgate.evals.leaderboard.rollout import Rollout
 from kvgate.evals.log.records import SCHEMA_VERSION
@@ -40,6 +41,12 @@ def canary_config(
     refused = [row for row in rows if row["status"] != "enable"]
     if refused:
         raise NotEnabled("; ".join(f"{_title(row)} is {row['status']}: {_why(row)}" for row in refused))
+    made_again = attached(run.path, run.head)
+    if made_again is not None and not made_again.passed:
+        raise NotEnabled(
+            f"cells made again came out differently ({made_again.answers} answers, {made_again.scores} scores of "
+            f"{made_again.cells}, see {RERUN})"
+        )
     verification = verify(run)
     if not verification.passed or verification.head != run.head:
         more = f" (and {verification.more} more)" if verification.more else ""
@@ -102,11 +109,20 @@ def _config(
             "samples_hash": samples_hash(run.records),
             "seal": run.head,
             "verified": {"items": verification.items, "cells": verification.cells},
+            "rerun": _made_again(attached(run.path, run.head)),
             "git": run.manifest["provenance"]["git"],
             "code_hash": run.manifest["provenance"]["code_hash"],
             "reasons": [reason for row in rows for reason in row["reasons"]],
         },
     }
+
+
+def _made_again(found: RerunRecord | None) -> dict[str, Any] | None:
+    """What the model itself confirmed, if somebody had it answer a random share again."""
+    if found is None:
+        return None
+    names = ("share", "cells", "answers", "scores", "same_machine")
+    return {name: value for name, value in asdict(found).items() if name in names}
 
 
 def _rollout(gate: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,25 +1,32 @@
-"""``kvgate rerun``: a leaderboard row made again from its record alone, compared byte for byte.
+"""``kvgate rerun``: cells of a finished run made again from its record alone, and compared.
 
-Everything comes from the results folder: the plan in ``run.json`` gives model, items and batches, the units that hold
-the row are run again whole, since a batch may round differently from its rows alone, and each line is compared with the
-one in ``samples.jsonl``. The row itself is compared with what the samples give before anything runs.
+Everything comes from the results folder: the plan in ``run.json`` gives model, items and batches, and the batches that
+hold the wanted cells are run again whole, since a batch may round differently from its rows alone.
+
+On a machine like the recorded one every line has to come out byte for byte. On another (other instruction sets, threads
+or libraries for matrix products) sums round differently and some answers with them, so scores are compared, and the
+verdicts that the cells made again give in place of the recorded ones.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kvgate.evals.leaderboard.differences import Difference, differences, short
+from kvgate.evals.leaderboard.evidence import RerunRecord
 from kvgate.evals.leaderboard.finished import FinishedRun, load_run, recorded_plan, stored_leaderboard
 from kvgate.evals.lm_eval.items import MADE_BY
 from kvgate.evals.log.records import EXACT, CellRecord
 from kvgate.evals.log.run_folder import LEADERBOARD, SAMPLES
 from kvgate.evals.plan.cells import Cell, Unit
 from kvgate.evals.run.prepare import Prepared, make_engine, prepare
-from kvgate.evals.run.provenance import machine
+from kvgate.evals.run.provenance import code_hash, machine
 from kvgate.evals.run.runner import Runner
 
 IDENTITIES = ("cell_id", "config_hash")  # differ wherever model or code do, whatever the answers
@@ -30,25 +37,15 @@ class NotComparable(ValueError):
 
 
 @dataclass(frozen=True)
-class Difference:
-    """The first thing that is not as recorded: which cell, which field, both values."""
-
-    where: str
-    field: str
-    recorded: Any
-    found: Any
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.field} was {_short(self.recorded)}, is {_short(self.found)}"
-
-
-@dataclass(frozen=True)
 class Comparison:
     """What was compared.
 
     Attributes:
-        cells: lines compared, exact ones included. ``units``: how many of the ``available`` ones that hold the row.
-        difference: the first, or None. ``notes``: what else a reader should know (another machine).
+        cells: lines compared, exact ones included. ``units``: batches run of the ``available`` ones that hold the rows.
+        difference: the first that counts, or None. ``notes``: what else a reader should know.
+        elsewhere: how the machine differs from the recorded one; then only scores and verdicts count.
+        answers, scores: cells whose answer or score came out differently.
+        verdicts: "row: was, is" of the rows whose verdict changes with the cells made again in their place.
     """
 
     cells: int
@@ -56,28 +53,43 @@ class Comparison:
     available: int
     difference: Difference | None
     notes: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+    answers: int = 0
+    scores: int = 0
+    verdicts: tuple[str, ...] = ()
+
+    @property
+    def agrees(self) -> bool:
+        """Whether nothing that counts came out differently."""
+        return self.difference is None and not self.verdicts
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which cells: a label, maybe one protocol only, and one unit, all units, or the first of each suite."""
+    """Which cells: of one label (None: of all), maybe of one protocol only.
 
-    label: str
+    And which of the batches that hold them: one, all, a random ``share`` drawn by ``seed``, or the first of each suite.
+    """
+
+    label: str | None
     protocol: str | None = None
     unit: int | None = None
     every: bool = False
+    share: float | None = None
+    seed: int = 0
 
     def has(self, cell: Cell) -> bool:
-        """Whether the cell is of the row."""
-        return cell.column.label == self.label and self.protocol in (None, cell.item.protocol)
+        """Whether the cell is of the rows."""
+        return self.label in (None, cell.column.label) and self.protocol in (None, cell.item.protocol)
 
 
 def rerun(
     path: Path, wanted: Wanted, *, anyway: bool = False, report: Callable[[int, int], None] = lambda done, total: None
 ) -> Comparison:
-    """Make a row again and compare. NotComparable unless ``anyway``, ValueError for a row or unit that is not there.
+    """Make cells again and compare. NotComparable unless ``anyway``, ValueError for a row or batch that is not there.
 
-    ``report`` is told how many units of how many are done.
+    Stops at the first difference on a machine like the recorded one, and runs everything wanted on another.
+    ``report`` is told how many batches of how many are done.
     """
     run = load_run(path)
     _require_row(run, wanted)
@@ -88,22 +100,83 @@ def rerun(
             f"results folder {path}: cannot be compared, since {'; '.join(found)}; --anyway compares nevertheless"
         )
     units, available = _units(prepared, run, wanted)
-    stale = None if found else _stale_row(run, wanted)
+    stale = None if found else _stale_rows(run, wanted)
     if stale is not None:
         return Comparison(0, 0, available, stale)
+    elsewhere = other_machine(run)
     lines = _lines(path)
     runner = Runner(make_engine(prepared), prepared.loaded.tokenizer, prepared.manifest["config_hash"])
-    cells = 0
+    made: list[CellRecord] = []
+    first: Difference | None = None
     for done, unit in enumerate(units):
         report(done, len(units))
         for cell, record in zip(unit.cells, runner.run(unit), strict=True):
-            if not (wanted.has(cell) or cell.policy is None):
-                continue
-            cells += 1
-            difference = _compare(record, lines, ignored=IDENTITIES if found else ())
-            if difference is not None:
-                return Comparison(cells, done + 1, available, difference, _notes(run, found))
-    return Comparison(cells, len(units), available, None, _notes(run, found))
+            if wanted.has(cell) or cell.policy is None:
+                made.append(record)
+                first = first or _compare(record, lines, IDENTITIES if found else ())
+        if first is not None and not elsewhere and wanted.share is None:
+            return Comparison(len(made), done + 1, available, first, tuple(found))
+    return _compared(run, made, len(units), available, first, found, elsewhere)
+
+
+def _compared(
+    run: FinishedRun, made: Sequence[CellRecord], units: int, available: int, first: Difference | None,
+    found: Sequence[str], elsewhere: tuple[str, ...],
+) -> Comparison:  # fmt: skip
+    """Counts over everything that was made again; on another machine the first difference of a score is the one."""
+    recorded = {(record.item_hash, record.label): record for record in run.records}
+    pairs = [(recorded.get((record.item_hash, record.label)), record) for record in made]
+    known = [(was, now) for was, now in pairs if was is not None]
+    answers = sum([turn.tokens for turn in was.turns] != [turn.tokens for turn in now.turns] for was, now in known)
+    changed = [(was, now) for was, now in known if was.score != now.score]
+    if elsewhere and len(known) == len(pairs):
+        first = None
+        if changed:
+            was, now = changed[0]
+            first = Difference(_where(now), "score", was.score, now.score)
+    verdicts = _changed_verdicts(run, made)
+    return Comparison(
+        len(made), units, available, first, tuple(found), elsewhere, answers, len(changed), tuple(verdicts)
+    )
+
+
+def _changed_verdicts(run: FinishedRun, made: Sequence[CellRecord]) -> Iterator[str]:
+    """Rows whose verdict by the run's own gate is another one with ``made`` in place of the recorded cells."""
+    again = {(record.item_hash, record.label): record for record in made}
+    config_hash = run.manifest["config_hash"]
+    records = tuple(
+        replace(again.get((record.item_hash, record.label), record), cell_id=record.cell_id, config_hash=config_hash)
+        for record in run.records
+    )
+    before, after = (
+        {(row["label"], row["protocol"]): row["status"] for row in found.leaderboard()["rows"]}
+        for found in (run, replace(run, records=records))
+    )
+    for label, protocol in sorted(before):
+        was, now = before[label, protocol], after.get((label, protocol))
+        if was != now:
+            yield f"{label} ({protocol}): verdict was {was}, is {now}"
+
+
+def record_of(path: Path, wanted: Wanted, found: Comparison) -> RerunRecord:
+    """The evidence that a comparison of a random share is. ValueError if it is of something else."""
+    if wanted.share is None or wanted.label is not None or found.notes:
+        raise ValueError("evidence is a random share of all rows, made by the run's own model, code and versions")
+    run = load_run(path)
+    return RerunRecord(
+        head=run.head,
+        share=wanted.share,
+        seed=wanted.seed,
+        batches=found.units,
+        cells=found.cells,
+        answers=found.answers if found.elsewhere or found.difference is None else max(1, found.answers),
+        scores=found.scores,
+        verdicts=found.verdicts,
+        weights_hash=run.manifest["provenance"]["model"]["weights_hash"],
+        code_hash=code_hash(),
+        machine=machine(),
+        same_machine=not found.elsewhere,
+    )
 
 
 def obstacles(run: FinishedRun, prepared: Prepared) -> list[str]:
@@ -132,13 +205,13 @@ def _require_row(run: FinishedRun, wanted: Wanted) -> None:
             "with another --out, and compare the folders"
         )
     rows = {(record.label, record.protocol) for record in run.records if record.label != EXACT}
-    if not any(label == wanted.label and wanted.protocol in (None, protocol) for label, protocol in rows):
+    if not any(wanted.label in (None, label) and wanted.protocol in (None, protocol) for label, protocol in rows):
         known = ", ".join(f"{label} ({protocol})" for label, protocol in sorted(rows))
         raise ValueError(f"policy {wanted.label!r}: no such row in {run.path}; it has {known}")
 
 
-def _stale_row(run: FinishedRun, wanted: Wanted) -> Difference | None:
-    """The stored row against the one that the samples give."""
+def _stale_rows(run: FinishedRun, wanted: Wanted) -> Difference | None:
+    """The stored rows against those that the samples give."""
     stored, made = stored_leaderboard(run.path), json.loads(json.dumps(run.leaderboard()))
     rows = [_rows(board, wanted) for board in (stored, made)]
     found = next(differences(rows[0], rows[1]), None)
@@ -146,8 +219,10 @@ def _stale_row(run: FinishedRun, wanted: Wanted) -> Difference | None:
 
 
 def _rows(board: Mapping[str, Any], wanted: Wanted) -> dict[str, Any]:
-    rows = [row for row in board.get("rows", []) if row.get("label") == wanted.label]
-    return {row["protocol"]: row for row in rows if wanted.protocol in (None, row.get("protocol"))}
+    rows = [row for row in board.get("rows", []) if wanted.label in (None, row.get("label"))]
+    wanted_rows = [row for row in rows if wanted.protocol in (None, row.get("protocol"))]
+    # One row of a label is named by its protocol alone.
+    return {row["protocol"] if wanted.label else f"{row['label']} {row['protocol']}": row for row in wanted_rows}
 
 
 def _units(prepared: Prepared, run: FinishedRun, wanted: Wanted) -> tuple[list[Unit], int]:
@@ -164,6 +239,10 @@ def _units(prepared: Prepared, run: FinishedRun, wanted: Wanted) -> tuple[list[U
             known = f"{holding[0].index} to {holding[-1].index}" if holding else "none"
             raise ValueError(f"--unit {wanted.unit}: holds no cell of {wanted.label}; units that do: {known}")
         return chosen, len(holding)
+    if wanted.share is not None:
+        count = max(1, math.ceil(wanted.share * len(holding)))
+        drawn = random.Random(wanted.seed).sample(range(len(holding)), count)
+        return [holding[place] for place in sorted(drawn)], len(holding)
     if wanted.every:
         return holding, len(holding)
     first: dict[tuple[str, str], Unit] = {}
@@ -181,8 +260,12 @@ def _lines(path: Path) -> dict[tuple[str, str], bytes]:
     return found
 
 
+def _where(record: CellRecord) -> str:
+    return f"{record.suite}/{record.task}/{record.index} at {record.length}, {record.label}"
+
+
 def _compare(record: CellRecord, lines: Mapping[tuple[str, str], bytes], ignored: Sequence[str]) -> Difference | None:
-    where = f"{record.suite}/{record.task}/{record.index} at {record.length}, {record.label}"
+    where = _where(record)
     line, again = lines.get((record.item_hash, record.label)), record.to_json().encode()
     if line is None:
         return Difference(where, "record", None, "made")
@@ -195,25 +278,8 @@ def _compare(record: CellRecord, lines: Mapping[tuple[str, str], bytes], ignored
     return None if ignored else Difference(where, "bytes of the line", line.decode(), again.decode())
 
 
-def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Every (field, old value, new value) at which two decoded JSON values differ, in order of field."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted({*old, *new}):
-            yield from differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
-    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for place, (before, after) in enumerate(zip(old, new, strict=True)):
-            yield from differences(before, after, f"{name}[{place}]")
-    elif old != new or type(old) is not type(new):
-        yield name, old, new
-
-
-def _notes(run: FinishedRun, found: Sequence[str]) -> tuple[str, ...]:
+def other_machine(run: FinishedRun) -> tuple[str, ...]:
+    """How this machine differs from the one in the record."""
     was, here = run.manifest["provenance"]["machine"], machine()
     keys = [key for key in sorted({*was, *here}) if was.get(key) != here.get(key)]
-    other = [f"{key} was {was.get(key)}, is {here.get(key)}" for key in keys]
-    return (*found, *([f"another machine: {', '.join(other)}; sums may round differently"] if other else []))
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 200 else f"{text[:200]}..."
+    return tuple(f"{key} was {short(was.get(key))}, is {short(here.get(key))}" for key in keys)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from made_run import MadeRun, edit_samples
 from tiny_model import save_tiny_model
 
 from kvgate.cli.main import main
+from kvgate.evals.leaderboard.evidence import RerunRecord, attach
 from kvgate.evals.leaderboard.finished import load_run
 from kvgate.evals.log.names import CHECKS, LEADERBOARD
 from kvgate.evals.log.records import CellRecord
@@ -79,6 +81,21 @@ def test_a_policy_that_evicted_nothing_enables_nothing(made: MadeRun, tmp_path: 
     run = made.save(tmp_path, {0.5: 0})
     edit_samples(run, lambda rows: [{**row, "evicted_tokens": 0.0} for row in rows])
     assert statuses(run, capsys) == {"h2o@0.5": "invalid"}
+
+
+def test_what_the_model_answered_again_is_part_of_the_evidence(made: MadeRun, tmp_path: Path, capsys: Any) -> None:
+    """The answers are made up, so that a true share would differ; what is attached is made up as well."""
+    run = made.save(tmp_path / "run", {0.5: 0})
+    share = RerunRecord(require_sealed(run).head, 0.05, 7, 1, 6, 0, 0, (), "a" * 32, "b" * 32, {}, True)
+    attach(run, share)
+    assert main(["canary", str(run), "--policy", "h2o@0.5", "--out", str(tmp_path / "out")]) == 0
+    config = yaml.safe_load(Path(capsys.readouterr().out.strip()).read_text())
+    assert config["evidence"]["rerun"] == {"share": 0.05, "cells": 6, "answers": 0, "scores": 0, "same_machine": True}
+    attach(run, replace(share, answers=2))
+    assert main(["canary", str(run), "--policy", "h2o@0.5", "--out", str(tmp_path / "out")]) == 1
+    assert "cells made again came out differently" in capsys.readouterr().err
+    attach(run, replace(share, answers=2, same_machine=False))
+    assert main(["canary", str(run), "--policy", "h2o@0.5", "--out", str(tmp_path / "out")]) == 0
 
 
 def test_unknown_rows_and_unfinished_runs_are_bad_input(made: MadeRun, tmp_path: Path, capsys: Any) -> None:

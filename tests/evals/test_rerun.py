@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 from tiny_model import save_tiny_model
 
 from kvgate.cli.main import main
+from kvgate.evals.leaderboard.differences import differences
+from kvgate.evals.leaderboard.evidence import RERUN, attached
 from kvgate.evals.log.names import LEADERBOARD, MANIFEST, SAMPLES
 from kvgate.evals.log.run_folder import write_seal
-from kvgate.evals.run.rerun import differences
 
 LABEL = "h2o@0.25"
 
@@ -182,3 +188,95 @@ def test_fields_are_named_by_their_path() -> None:
     assert list(differences(old, {"a": [1], "c": 0.0})) == [("a", [{"b": 1}, 2], [1]), ("c", None, 0.0)]
     assert list(differences({"x": 1}, {"x": 1.0})) == [("x", 1, 1.0)]
     assert list(differences(old, old)) == []
+
+
+def moved(path: Path) -> None:
+    """As if the run had been made on a processor with one more instruction set."""
+    manifest = json.loads((path / MANIFEST).read_text())
+    manifest["provenance"]["machine"]["instruction_sets"].append("amx_fp64")
+    (path / MANIFEST).write_text(json.dumps(manifest))
+    write_seal(path)
+    rebuild(path)
+
+
+def test_on_another_processor_scores_and_verdicts_count_and_bytes_do_not(copy: Path, capsys: Any) -> None:
+    moved(copy)
+    assert main(["rerun", str(copy), "--policy", LABEL, "--all"]) == 0
+    said = capsys.readouterr().out
+    assert "another machine, so scores and verdicts are compared: instruction_sets was" in said
+    assert "14 cells of 4 batches made again: 0 answers and 0 scores differ" in said
+    place = next(i for i, row in enumerate(rows(copy)) if row["label"] == LABEL)
+    row = rows(copy)[place]
+    change(copy, place, turns=[{**row["turns"][0], "tokens": [*row["turns"][0]["tokens"][:-1], 3]}])
+    assert main(["rerun", str(copy), "--policy", LABEL, "--all"]) == 0
+    assert "1 answers and 0 scores differ" in capsys.readouterr().out
+    change(copy, place, score=1.0 - row["score"])
+    assert main(["rerun", str(copy), "--policy", LABEL, "--all"]) == 1
+    said = capsys.readouterr().out
+    assert "1 answers and 1 scores differ" in said
+    assert (
+        f"{LABEL}: retrieval/single/{row['index']} at 400, {LABEL}: score was {1.0 - row['score']}, is {row['score']}"
+        in said
+    )
+
+
+def test_a_verdict_that_would_change_is_told(copy: Path, capsys: Any) -> None:
+    """Every answer of the recorded row is cut, which makes it invalid; those made again are not."""
+    moved(copy)
+    lines = [{**row, "nan": True} if row["label"] == LABEL else row for row in rows(copy)]
+    (copy / SAMPLES).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_seal(copy)
+    rebuild(copy)
+    assert main(["rerun", str(copy), "--policy", LABEL, "--all"]) == 1
+    assert f"{LABEL}: {LABEL} (whole_prompt): verdict was invalid, is" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_path_through_other_instructions_for_real(done: Path) -> None:
+    """The libraries are told to leave out what the run was made with, as a lesser processor would."""
+    lesser = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+    settings = {**os.environ, **lesser}
+    command = [sys.executable, "-m", "kvgate", "rerun", str(done), "--policy", LABEL, "--all"]
+    found = subprocess.run(command, env=settings, capture_output=True, text=True)
+    assert found.returncode in (0, 1), found.stderr
+    assert "another machine, so scores and verdicts are compared: matrix_products was" in found.stdout
+    assert "14 cells of 4 batches made again: " in found.stdout
+
+
+def test_a_random_share_is_evidence(copy: Path, capsys: Any) -> None:
+    assert main(["rerun", str(copy), "--share", "0.3", "--seed", "5", "--attach"]) == 0
+    said = capsys.readouterr().out
+    assert "share 0.3 of all rows, seed 5: " in said
+    assert "all as recorded\n" in said
+    evidence = json.loads((copy / RERUN).read_text())
+    jsonschema.validate(evidence, json.loads((files("kvgate") / "configs/schemas/rerun.schema.json").read_text()))
+    assert evidence["batches"] == 2
+    assert (evidence["answers"], evidence["scores"], evidence["same_machine"]) == (0, 0, True)
+    assert attached(copy, evidence["head"]) is not None
+    assert attached(copy, "0" * 64) is None, "of another run"
+
+
+def test_made_up_answers_are_found_by_the_share_that_meets_them(copy: Path, capsys: Any) -> None:
+    """Whoever makes up whole answers and seals them again passes `kvgate verify`; the model does not repeat them."""
+    place = next(i for i, row in enumerate(rows(copy)) if row["label"] == LABEL and row["suite"] == "retrieval")
+    row = rows(copy)[place]
+    tokens = [65, 66, 67]
+    change(copy, place, output_tokens=3, turns=[{**row["turns"][0], "tokens": tokens, "text": "bcd", "capped": False}])
+    assert main(["rerun", str(copy), "--share", "1", "--attach"]) == 1
+    assert f"retrieval/single/{row['index']} at 400, {LABEL}: output_tokens was 3" in capsys.readouterr().out
+    assert json.loads((copy / RERUN).read_text())["answers"] == 1
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        ([], "--policy: name the row"),
+        (["--policy", LABEL, "--seed", "3"], "belong to --share"),
+        (["--share", "0"], "--share: 0 is not from"),
+        (["--share", "0.5", "--attach", "--policy", LABEL], "drawn from all rows"),
+        (["--share", "0.5", "--all"], "not allowed with"),
+    ],
+)
+def test_options_that_do_not_go_together(done: Path, capsys: Any, words: list[str], says: str) -> None:
+    assert main(["rerun", str(done), *words]) == 2
+    assert says in capsys.readouterr().err
