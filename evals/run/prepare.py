@@ -193,7 +193,8 @@ def _require_room(prepared: Prepared) -> None:
             if len(prompt) + (extra := cell.policy.probe_tokens(len(prompt))) > info.max_positions:
                 raise ValueError(
                     f"policy {cell.policy.name}: runs up to {extra} more tokens over the {len(prompt)} of "
-                    f"{cell.item.suite}/{cell.item.task}, the model has {info.max_positions} positions; ask for shorter lengths"
+                    f"{cell.item.suite}/{cell.item.task}, the model has {info.max_positions} positions; "
+                    "ask for shorter lengths"
                 )
 
 
