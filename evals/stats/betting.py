@@ -140,7 +140,10 @@ def _distinct(values: ArrayLike, weights: ArrayLike | None) -> tuple[Floats, Flo
     x = np.asarray(values, dtype=np.float64).ravel()
     if not np.all(np.abs(x) <= 1.0):
         raise ValueError("differences must be numbers in [-1, 1]; check the scores, which belong in [0, 1]")
-    w = np.ones_like(x) if weights is None else np.asarray(weights, dtype=np.float64).ravel()
+    if weights is None:
+        distinct, counts = np.unique(x, return_counts=True)
+        return distinct, np.ones_like(distinct), counts.astype(np.float64)
+    w = np.asarray(weights, dtype=np.float64).ravel()
     if w.shape != x.shape or not np.all(w > 0.0):
         raise ValueError(f"weights: {w.size} given for {x.size} clusters; give one positive weight each")
     top = w.max() if w.size else 1.0

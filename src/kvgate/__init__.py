@@ -1,3 +1,21 @@
-"""kvgate: measures KV-cache eviction policies against exact full-KV runs and decides which may be enabled."""
+"""kvgate: measures KV-cache eviction policies against exact full-KV runs and decides which may be enabled.
 
+``kvgate.judge(pairs, gate)`` judges scores that somebody else measured; it imports no torch.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvgate.evals.compare.judge import Judgement, ScoredPair, judge
+
+__all__ = ["Judgement", "ScoredPair", "__version__", "judge"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """What is public, imported when it is asked for: the command line need not wait for it."""
+    if name in {"Judgement", "ScoredPair", "judge"}:
+        from kvgate.evals.compare import judge as module
+
+        return getattr(module, name)
+    raise AttributeError(f"module 'kvgate' has no attribute {name!r}")

@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "plan": ("plan", "what a plan would run; with --power, the items its gate needs"),
     "report": ("report", "write a finished run's report: one HTML page, figures as PNG and SVG"),
     "rerun": ("rerun", "make a leaderboard row again and compare"),
+    "compare": ("compare", "judge what others ran: pairs of scores, logs of lm-eval and inspect_ai"),
     "lm-eval": ("lm_eval", "run lm-eval tasks exact and under policies"),
     "prove": ("prove", "simulate policies with a known loss and report how often the gate errs"),
     "power": ("power", "how many items a gate needs"),

@@ -1,0 +1,287 @@
+"""What a sceptic tried on the gate, simulated with the rules of before and of now.
+
+    python benchmarks/gate_cases.py --before PATH [--replicates 1000] [--out results/prove]
+
+PATH is a checkout of commit dc82097, whose own verdict code judges the same simulated pairs (`git worktree add
+--detach PATH dc82097`). Each case says which outcome is wrong; the table has the share of simulated runs with that
+outcome. Scores are right or wrong, one suite, the gate `production` as each commit ships it. Writes cases.json and cases.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SEED = 20261203
+LOOK = 100  # items between two looks
+
+
+@dataclass
+class Made:
+    """A simulated run: where its items stand and what both sides score, ``[items]``; ``rows`` of policies."""
+
+    exact: np.ndarray
+    rows: list[np.ndarray]
+    task: list[str]
+    length: list[int]
+    depth: list[float | None]
+    cluster: list[str] = field(default_factory=list)
+    looks: bool = False
+    shuffled: bool = False
+    refused: bool = False
+    budgets: tuple[int, ...] = (128,)
+    one_policy: bool = False
+    resident: float | None = None  # share of the exact run's bytes; None: as the budget says
+
+
+def flat(n: int, rng: np.random.Generator, right: float = 0.9) -> Made:
+    exact = (rng.random(n) < right).astype(float)
+    return Made(exact, [exact.copy()], ["t"] * n, [1024] * n, [None] * n, [f"c{i}" for i in range(n)])
+
+
+def lose(policy: np.ndarray, where: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
+    """``share`` of the right answers at ``where`` become wrong."""
+    return np.where(where & (rng.random(policy.size) < share), 0.0, policy)
+
+
+def pooled_task(rng: np.random.Generator, now: bool) -> Made:
+    made = flat(1400, rng)
+    made.task = [f"task{i % 14}" for i in range(1400)]
+    hit = np.arange(1400) % 14 == 3
+    made.rows = [lose(made.exact, hit, 0.16 / 0.9, rng)]
+    return made
+
+
+def incompetent(right: float) -> Callable[[np.random.Generator, bool], Made]:
+    def case(rng: np.random.Generator, now: bool) -> Made:
+        made = flat(1260, rng, 0.95)
+        place = np.arange(1260) % 9
+        made.length, made.depth = [(512, 1024, 2048)[p % 3] for p in place], [(0.1, 0.5, 0.9)[p // 3] for p in place]
+        bad = place == 5
+        made.exact = np.where(bad, (rng.random(1260) < right).astype(float), made.exact)
+        made.rows = [lose(made.exact, bad, 0.9, rng)]
+        return made
+
+    return case
+
+
+def late_loss(rng: np.random.Generator, now: bool) -> Made:
+    made = flat(1400, rng)
+    made.rows = [lose(made.exact, np.arange(1400) >= 600, 1.0, rng)]
+    made.looks, made.shuffled = True, now
+    return made
+
+
+def run_effect(seeds: int) -> Callable[[np.random.Generator, bool], Made]:
+    def case(rng: np.random.Generator, now: bool) -> Made:
+        made = flat(2000, rng, 1.0)
+        effect = rng.integers(0, 2, seeds if now else 1) * 0.06
+        made.rows = [lose(made.exact, rng.random(2000) < effect[np.arange(2000) % effect.size], 1.0, rng)]
+        return made
+
+    return case
+
+
+def clusters_of_five(declared: bool) -> Callable[[np.random.Generator, bool], Made]:
+    def case(rng: np.random.Generator, now: bool) -> Made:
+        made = flat(1400, rng, 1.0)
+        lost = np.repeat(rng.random(280) < 0.03, 5)
+        made.rows = [np.where(lost, 0.0, 1.0)]
+        if now and declared:
+            made.cluster = [f"c{i // 5}" for i in range(1400)]
+        made.refused = now and not declared
+        return made
+
+    return case
+
+
+def family_escape(rng: np.random.Generator, now: bool) -> Made:
+    made = flat(400, rng, 1.0)
+    made.rows = [lose(made.exact, made.exact > 0, 0.03, rng), made.exact.copy()]
+    made.budgets, made.one_policy = (256, 128), True
+    return made
+
+
+def lying_budget(rng: np.random.Generator, now: bool) -> Made:
+    made = flat(400, rng)
+    made.resident = 1.0
+    return made
+
+
+def best_of_six(rng: np.random.Generator, now: bool) -> Made:
+    made = flat(600, rng, 1.0)
+    made.rows = [lose(made.exact, made.exact > 0, 0.03, rng) for _ in range(6)]
+    made.budgets = (128,) * 6
+    return made
+
+
+CASES: dict[str, tuple[str, Callable[[np.random.Generator, bool], Made]]] = {
+    "pooled task": ("enabled although 1 of 14 tasks lost .16", pooled_task),
+    "incompetent slice at .55": ("enabled although 90 % is lost in 1 of 9 slices, exact .55 there", incompetent(0.55)),
+    "incompetent slice at .62": ("enabled although 90 % is lost in 1 of 9 slices, exact .62 there", incompetent(0.62)),
+    "late loss": ("enabled at some look although all is lost after item 600 of the source's order", late_loss),
+    "random effect of a run": ("enabled, a loss of 0 or .06 common to the run, .03 on average", run_effect(1)),
+    "random effect, 8 seeds now": ("the same; now one run over 8 seeds, each with its own effect", run_effect(8)),
+    "clusters of five, undeclared": ("enabled at a loss of .03, five items a context", clusters_of_five(False)),
+    "clusters of five, declared now": ("the same; now declared", clusters_of_five(True)),
+    "family escape": ("smaller integer budget enabled, the larger not", family_escape),
+    "lying budget": ("enabled at 12.5 % with all bytes resident", lying_budget),
+    "selection": ("any of 6 policies enabled, each loses .03", best_of_six),
+}
+
+
+# -- judging, by whichever kvgate is on the path ---------------------------------------------------------------------
+
+
+def judge_api() -> tuple[Any, Any, Any, Any, Any]:
+    """``decide``, ``load_gate``, the record classes and the tests' e-value module, of either commit."""
+    try:
+        import kvgate.evals.judge.strata as strata
+        from kvgate.evals.judge.gates import load_gate
+        from kvgate.evals.judge.verdict import decide
+        from kvgate.evals.log.records import CellRecord, TurnRecord
+    except ImportError:
+        import kvgate.evals.verdict_strata as strata
+        from kvgate.evals.gates import load_gate
+        from kvgate.evals.records import CellRecord, TurnRecord
+        from kvgate.evals.verdict import decide
+    return decide, load_gate, CellRecord, TurnRecord, strata
+
+
+def records_of(made: Made, kind: Any, turn: Any, subset: np.ndarray) -> list[Any]:
+    turns = {score: (turn("q", score, (1,), "x", False),) for score in (0.0, 1.0)}
+    common = {
+        "config_hash": "c", "suite": "s", "protocol": "question_unseen", "native": False, "covered": False,
+        "floored": False, "logical_bytes": 1, "exact_resident_bytes": 1024, "output_tokens": 1, "nan": False,
+        "ratio": None, "facts_kept": None, "schema_version": 2, "settings": {}, "probe_tokens": 0,
+    }  # fmt: skip
+    found = []
+    sides = [("full", "full", None, made.exact)]
+    for number, (budget, scores) in enumerate(zip(made.budgets, made.rows, strict=True)):
+        name = "policy" if made.one_policy else f"policy{number}"
+        sides.append((name, f"{name}@{budget}", budget, scores))
+    for name, label, budget, scores in sides:
+        exact = budget is None
+        for i in subset:
+            held = 1024 if exact else int(1024 * (made.resident or budget / made.length[i]))
+            record = object.__new__(kind)
+            record.__dict__.update(
+                common, cell_id=f"{label}-{i}", task=made.task[i], index=int(i), length=made.length[i],
+                depth=made.depth[i], cluster=made.cluster[i], item_hash=f"{i:06d}", context_hash=f"x{i}", policy=name,
+                label=label, params={} if exact else {"tokens": budget}, budget=budget, score=float(scores[i]),
+                turns=turns[float(scores[i])], evicted_tokens=0.0 if exact else 10.0,
+                resident_bytes=held, context_tokens=made.length[i],
+            )  # fmt: skip
+            found.append(record)
+    return found
+
+
+def subsets(made: Made, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    order = rng.permutation(made.exact.size) if made.shuffled else np.arange(made.exact.size)
+    for end in range(LOOK, order.size + 1, LOOK) if made.looks else [order.size]:
+        yield order[:end]
+
+
+def judged(name: str, replicates: int, now: bool) -> float:
+    """Share of runs with the wrong outcome."""
+    decide, load_gate, kind, turn, _ = judge_api()
+    gate, wrong = load_gate("production"), 0
+    for replicate in range(replicates):
+        rng = np.random.default_rng([SEED, list(CASES).index(name), replicate])
+        made = CASES[name][1](rng, now)
+        if made.refused and refused():
+            continue
+        for subset in subsets(made, rng):
+            rows = decide(records_of(made, kind, turn, subset), gate, repeat_identical=True, sequential=made.looks)
+            enabled = {row.label for row in rows if row.status == "enable"}
+            if enabled and not (made.one_policy and f"policy@{made.budgets[0]}" in enabled):
+                wrong += 1
+                break
+    return wrong / replicates
+
+
+def refused() -> bool:
+    """Whether a plan of items that share their documents without a cluster is refused, as it must be before it runs."""
+    from kvgate.evals.data.items import Exact, Item, Turn
+    from kvgate.evals.run.dependence import require_declared
+
+    turn = Turn((1,), Exact(("x",)))
+    items = [
+        Item("s", "t", i, 512, (*range(i // 5 * 1000, i // 5 * 1000 + 500), i), (turn,), f"c{i}") for i in range(10)
+    ]
+    try:
+        require_declared(items)
+    except ValueError:
+        return True
+    return False
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--before", type=Path, help="checkout of commit dc82097")
+    parser.add_argument("--replicates", type=int, default=1000)
+    parser.add_argument("--out", type=Path, default=Path("results/prove"))
+    parser.add_argument("--only", help="one case")
+    parser.add_argument("--side", choices=("before", "now"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    names = [options.only] if options.only else list(CASES)
+    if options.side == "before":  # such a case is the one above it, declared or run as one can now
+        names = [name for name in names if not name.endswith(" now")]
+    if options.side:
+        strata = judge_api()[-1]
+        own = strata.confidence_bounds
+        for name in names:  # limits are for tables only, but for the floors of a run that is looked at
+            strata.confidence_bounds = own if name == "late loss" else lambda *_: (-1.0, 1.0)
+            print(json.dumps([name, judged(name, options.replicates, options.side == "now")]), flush=True)
+        return 0
+    with ThreadPoolExecutor() as pool:
+        sides = {side: pool.submit(run_side, side, names, options) for side in ("before", "now")}
+    rates = {side: found.result() for side, found in sides.items()}
+    write(options.out, names, rates, options.replicates)
+    return 0
+
+
+def run_side(side: str, names: list[str], options: argparse.Namespace) -> dict[str, float]:
+    here = Path(__file__).resolve().parents[1]
+    root = options.before if side == "before" else here
+    command = [sys.executable, __file__, "--side", side, "--replicates", str(options.replicates)]
+    command += ["--only", options.only] if options.only else []
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(root / "src")}, check=True, text=True, stdout=subprocess.PIPE
+    )
+    found: dict[str, float] = dict(json.loads(line) for line in done.stdout.splitlines())
+    for before, name in pairwise(names):
+        found.setdefault(name, found.get(before, 0.0))
+    return found
+
+
+def write(out: Path, names: list[str], rates: dict[str, dict[str, float]], replicates: int) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {"case": name, "wrong": CASES[name][0], "before": rates["before"][name], "now": rates["now"][name]}
+        for name in names
+    ]
+    record = {"seed": SEED, "replicates": replicates, "before": "dc82097", "gate": "production", "cases": rows}
+    (out / "cases.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    lines = [
+        f"Share of {replicates:,} simulated runs with the wrong outcome, by the rules of commit dc82097 and of now "
+        "(`benchmarks/gate_cases.py`).",
+        "", "| case | the wrong outcome | before | now |", "|---|---|---|---|",
+        *(f"| {row['case']} | {row['wrong']} | {row['before']:.3f} | {row['now']:.3f} |" for row in rows),
+    ]  # fmt: skip
+    (out / "cases.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
