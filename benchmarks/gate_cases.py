@@ -2,9 +2,9 @@
 
     python benchmarks/gate_cases.py --before PATH [--replicates 1000] [--out results/prove]
 
-PATH is a checkout of commit dc82097, whose own verdict code judges the same simulated pairs (`git worktree add
---detach PATH dc82097`). Each case says which outcome is wrong; the table has the share of simulated runs with that
-outcome. Scores are right or wrong, one suite, the gate `production` as each commit ships it. Writes cases.json and cases.md.
+PATH is a checkout of commit dc82097 (`git worktree add --detach PATH dc82097`), whose own verdict code judges the same
+simulated pairs. Each case says which outcome is wrong; the table has the share of simulated runs with that outcome.
+Scores are right or wrong, one suite, the gate `production` as each commit ships it. Writes cases.json and cases.md.
 """
 
 from __future__ import annotations

@@ -128,7 +128,9 @@ def _checked(pairs: Iterable[Any]) -> list[Pair]:
         for side, score in (("exact", exact), ("candidate", policy)):
             number = isinstance(score, int | float) and not isinstance(score, bool)
             if not number or not math.isfinite(score) or not 0.0 <= score <= 1.0:
-                raise ValueError(f"pair {place} ({task}, {item}): score_{side} is {score!r:.40}; give a number in [0, 1]")
+                raise ValueError(
+                    f"pair {place} ({task}, {item}): score_{side} is {score!r:.40}; give a number in [0, 1]"
+                )
         key = (task, str(item))
         if key in found:
             raise ValueError(f"pair {place}: item {item!r:.80} of task {task} comes twice; give every item once")

@@ -39,8 +39,8 @@ def _kind(path: Path) -> str:
     if path.suffix in {".csv", ".jsonl"} and path.is_file():
         return "plain"
     raise ValueError(
-        f"{path}: no log of a known kind; give a .csv or .jsonl of scores, lm-eval's samples_*.jsonl or their folder, or "
-        "inspect_ai's .eval or .json"
+        f"{path}: no log of a known kind; give a .csv or .jsonl of scores, lm-eval's samples_*.jsonl or their folder, "
+        "or inspect_ai's .eval or .json"
     )
 
 

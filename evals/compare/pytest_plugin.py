@@ -1,8 +1,8 @@
 """A pytest fixture that fails a test on a proved loss. Installed with kvgate; imports nothing else until it is used.
 
-    def test_the_new_cache(kvgate_compare):
-        kvgate_compare(pairs)                        # fails where a loss beyond the gate's margins is proved
-        kvgate_compare(pairs, require="enable")      # fails unless the candidate is shown to lose less
+def test_the_new_cache(kvgate_compare):
+    kvgate_compare(pairs)                        # fails where a loss beyond the gate's margins is proved
+    kvgate_compare(pairs, require="enable")      # fails unless the candidate is shown to lose less
 """
 
 from __future__ import annotations
@@ -41,9 +41,8 @@ def kvgate_compare(pytestconfig: pytest.Config) -> Callable[..., Judgement]:
 
         if require not in ("no_loss", "enable"):
             raise ValueError(f"require is {require!r}; give 'no_loss' or 'enable'")
-        if isinstance(pairs, str | Path):
-            pairs = read_logs([Path(pairs), *map(Path, logs)], metric)
-        found = judge(pairs, gate or pytestconfig.getoption("--kvgate-gate"), candidate=candidate)
+        given = read_logs([Path(pairs), *map(Path, logs)], metric) if isinstance(pairs, str | Path) else pairs
+        found = judge(given, gate or pytestconfig.getoption("--kvgate-gate"), candidate=candidate)
         if found.blocked or (require == "enable" and not found.enabled):
             pytest.fail(str(found), pytrace=False)
         return found

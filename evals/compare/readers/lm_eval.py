@@ -40,14 +40,18 @@ def _task(file: Path, task: str, metric: str | None) -> dict[tuple[str, str], En
     found: dict[tuple[str, str], Entry] = {}
     chosen: dict[str, str] = {}
     lines = [line for line in read_text(file, LARGEST).split("\n") if line.strip()]
-    rows = [(f"{file}, line {number}", decode_json(line, f"{file}, line {number}")) for number, line in enumerate(lines, 1)]
+    rows = [
+        (f"{file}, line {number}", decode_json(line, f"{file}, line {number}")) for number, line in enumerate(lines, 1)
+    ]
     filters = {row.get("filter") for _, row in rows if isinstance(row, dict)}
     for where, row in rows:
         if not isinstance(row, dict) or not isinstance(row.get("doc_id"), int):
             raise ValueError(f"{where}: not one of lm-eval's samples; doc_id is missing")
         hashes = {name: row[name] for name in HASHES if isinstance(row.get(name), str)}
         if len(hashes) < len(HASHES):
-            raise ValueError(f"{where}: {', '.join(sorted(set(HASHES) - set(hashes)))} missing; use lm-eval 0.4.3 or later")
+            raise ValueError(
+                f"{where}: {', '.join(sorted(set(HASHES) - set(hashes)))} missing; use lm-eval 0.4.3 or later"
+            )
         chain = str(row.get("filter", "none"))
         name = chosen.setdefault(chain, metric or _metric(row, where))
         key = (f"{task},{chain}" if len(filters) > 1 else task, str(row["doc_id"]))
@@ -62,7 +66,7 @@ def _metric(row: Mapping[str, Any], where: str) -> str:
     fit = [name for name in known if isinstance(row.get(name), int | float) and 0.0 <= row[name] <= 1.0]
     if not fit:
         raise ValueError(
-            f"{where}: no metric in [0, 1] among {', '.join(known) or 'none'}; a score that is best when high is needed: "
-            "name one with --metric"
+            f"{where}: no metric in [0, 1] among {', '.join(known) or 'none'}; a score that is best when high is "
+            "needed: name one with --metric"
         )
     return fit[0]

@@ -60,7 +60,11 @@ def _item(row: Mapping[str, Any], where: str) -> tuple[tuple[str, str], str | No
     texts = {}
     for name in ("task", "item", "cluster"):
         value = row.get(name)
-        if isinstance(value, bool) or not isinstance(value, str | int | None) or (name != "cluster" and value in (None, "")):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, str | int | None)
+            or (name != "cluster" and value in (None, ""))
+        ):
             raise ValueError(f"{where}: {name} is {value!r:.80}; give a text or a number")
         texts[name] = None if value in (None, "") else str(value)
     return (str(texts["task"]), str(texts["item"])), texts["cluster"]

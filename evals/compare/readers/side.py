@@ -27,15 +27,17 @@ def joined(exact: Side, candidate: Side, names: tuple[str, str]) -> list[ScoredP
         missing = [key for key in mine if key not in other]
         if missing:
             raise ValueError(
-                f"{there}: lacks {len(missing)} of {len(mine)} items of {here}, {'/'.join(missing[0])} first; both sides "
-                "must have answered the same items"
+                f"{there}: lacks {len(missing)} of {len(mine)} items of {here}, {'/'.join(missing[0])} first; both "
+                "sides must have answered the same items"
             )
     pairs = []
     for key, one in exact.items():
         two = candidate[key]
         for name, value in (one.identity or {}).items():
             if (two.identity or {}).get(name) != value:
-                raise ValueError(f"{'/'.join(key)}: {name} differs between {names[0]} and {names[1]}; not the same item")
+                raise ValueError(
+                    f"{'/'.join(key)}: {name} differs between {names[0]} and {names[1]}; not the same item"
+                )
         pairs.append(ScoredPair(*key, one.cluster, one.score, two.score))
     return pairs
 

@@ -20,11 +20,16 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "compare",
         description="Judges a candidate against an exact run from logs: a CSV or JSONL of pairs (task, item, cluster, "
-        "score_exact, score_candidate), or the two sides' logs (CSV or JSONL with a score, lm-eval's samples_*.jsonl or "
-        "their folder, inspect_ai's .eval or .json).",
+        "score_exact, score_candidate), or the two sides' logs (CSV or JSONL with a score, lm-eval's samples_*.jsonl "
+        "or their folder, inspect_ai's .eval or .json).",
     )
     parser.add_argument(
-        "--logs", nargs="+", type=Path, required=True, metavar="FILE", help="pairs, or the exact log and the candidate's"
+        "--logs",
+        nargs="+",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="pairs, or the exact log and the candidate's",
     )
     parser.add_argument("--gate", default="production", help="gate name or YAML file (production)")
     parser.add_argument("--floor", type=float, help="another competence floor than the gate's, for hard tasks")

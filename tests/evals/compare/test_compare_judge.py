@@ -120,7 +120,17 @@ def test_the_fixture_fails_a_teams_test_on_a_proved_loss(tmp_path: Path) -> None
         "    kvgate_compare(pairs(120), candidate='int4')\n"
     )
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "kvgate.evals.compare.pytest_plugin", "-p", "no:cacheprovider", "."],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "kvgate.evals.compare.pytest_plugin",
+            "-p",
+            "no:cacheprovider",
+            ".",
+        ],
         cwd=tmp_path,
         env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,

@@ -18,7 +18,8 @@ from kvgate.evals.compare.logs import read_logs
 def sample(doc: int, score: float, **changes: Any) -> dict[str, Any]:
     """A line as lm-eval's evaluator writes it."""
     return {
-        "doc_id": doc, "doc": {"q": str(doc)}, "target": "x", "arguments": {}, "resps": [["x"]], "filtered_resps": ["x"],
+        "doc_id": doc, "doc": {"q": str(doc)}, "target": "x", "arguments": {},
+        "resps": [["x"]], "filtered_resps": ["x"],
         "filter": "none", "metrics": ["acc", "perplexity"], "acc": score, "perplexity": 12.5,
         "doc_hash": f"d{doc}", "prompt_hash": f"p{doc}", "target_hash": f"t{doc}", **changes,
     }  # fmt: skip
@@ -110,10 +111,22 @@ BAD: dict[str, tuple[Callable[[Path], list[Path]], str]] = {
     ),
     "not a zip": (lambda t: [written(t / "a.eval", "x"), written(t / "b.eval", "x")], ".eval logs"),
     "unfinished": (lambda t: [written(t / "a.json", "{}")] * 2, "eval: is NoneType"),
-    "out of range": (lambda t: [lm_eval_folder(t / side, lambda d: 3.0) for side in "ab"], "no metric in [0, 1] among acc"),
-    "no hashes": (lambda t: [lm_eval_folder(t / side, lambda d: 1.0, doc_hash=None) for side in "ab"], "doc_hash missing"),
-    "letters": (lambda t: [inspect_log(t / f"{side}.eval", lambda i: "maybe") for side in "ab"], "metric match is 'maybe'"),
-    "scores": (lambda t: [written(t / "a.csv", "task,item,score_exact,score_b\nt,1,2,0\n")], "line 2: score_exact is '2'"),
+    "out of range": (
+        lambda t: [lm_eval_folder(t / side, lambda d: 3.0) for side in "ab"],
+        "no metric in [0, 1] among acc",
+    ),
+    "no hashes": (
+        lambda t: [lm_eval_folder(t / side, lambda d: 1.0, doc_hash=None) for side in "ab"],
+        "doc_hash missing",
+    ),
+    "letters": (
+        lambda t: [inspect_log(t / f"{side}.eval", lambda i: "maybe") for side in "ab"],
+        "metric match is 'maybe'",
+    ),
+    "scores": (
+        lambda t: [written(t / "a.csv", "task,item,score_exact,score_b\nt,1,2,0\n")],
+        "line 2: score_exact is '2'",
+    ),
     "columns": (lambda t: [written(t / "a.csv", "task,item\nt,1\n")], "no score_exact or score_a; it has task, item"),
     "items": (lambda t: [written(t / "a.csv", "task,item,score_a,score_b\n,1,1,1\n")], "task is ''"),
     "nested": (lambda t: [written(t / "a.jsonl", "[" * 10_000)], "a.jsonl, line 1"),
