@@ -41,7 +41,9 @@ def kvgate_compare(pytestconfig: pytest.Config) -> Callable[..., Judgement]:
 
         if require not in ("no_loss", "enable"):
             raise ValueError(f"require is {require!r}; give 'no_loss' or 'enable'")
-        given = read_logs([Path(pairs), *map(Path, logs)], metric) if isinstance(pairs, str | Path) else pairs
+        given: Iterable[Any] = pairs
+        if isinstance(pairs, str | Path):
+            given = read_logs([Path(pairs), *map(Path, logs)], metric)
         found = judge(given, gate or pytestconfig.getoption("--kvgate-gate"), candidate=candidate)
         if found.blocked or (require == "enable" and not found.enabled):
             pytest.fail(str(found), pytrace=False)
