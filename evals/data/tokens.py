@@ -7,6 +7,7 @@ text is ever decoded and encoded again. A tokenizer without a template (a base m
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -165,7 +166,7 @@ def render_chat(tokenizer: Any, messages: list[dict[str, str]], date: str, **opt
     """``messages`` as the tokenizer's chat template writes them on ``date``. ValueError, one line, if the template does
     not compile or raises: it is a program that came with the model.
     """
-    told = dated(date)
+    told = dated(tokenizer, date)
     try:
         text: str = tokenizer.apply_chat_template(messages, tokenize=False, enable_thinking=False, **told, **options)
     except Exception as error:
@@ -176,12 +177,29 @@ def render_chat(tokenizer: Any, messages: list[dict[str, str]], date: str, **opt
     return text
 
 
-def dated(date: str) -> dict[str, Any]:
-    """What makes a chat template print ``date`` (YYYY-MM-DD) and no other: ``date_string`` is what Llama 3 templates
-    ask for, ``strftime_now`` the function that transformers gives to all others.
+# Templates that ask transformers for today's date call this function, which is then the one of the template's own text.
+_TODAY = "{% macro strftime_now(format) %}{{ written_dates[format] }}{% endmacro %}{{ '' }}"
+
+
+def dated(tokenizer: Any, date: str) -> dict[str, Any]:
+    """Arguments of ``apply_chat_template`` with which the template prints ``date`` (YYYY-MM-DD) and no other.
+
+    ``date_string`` is what Llama 3 templates ask for; others call ``strftime_now``. ValueError where such a call has a
+    format that is no plain text.
     """
     day = datetime.strptime(date, "%Y-%m-%d")
-    return {"date_string": day.strftime("%d %b %Y"), "strftime_now": day.strftime}
+    told: dict[str, Any] = {"date_string": day.strftime("%d %b %Y")}
+    template = tokenizer.get_chat_template() if getattr(tokenizer, "chat_template", None) else ""
+    calls = template.count("strftime_now(")
+    formats = re.findall(r"""strftime_now\(\s*(?:format\s*=\s*)?("[^"]*"|'[^']*')\s*\)""", template)
+    if not calls:
+        return told
+    if len(formats) != calls:
+        raise ValueError(
+            "tokenizer: its chat template writes the date in a way that cannot be read; give it a plain format"
+        )
+    written = {text[1:-1]: day.strftime(text[1:-1]) for text in formats}
+    return told | {"chat_template": _TODAY + template, "written_dates": written}
 
 
 def _message(role: str, content: str) -> dict[str, str]:
