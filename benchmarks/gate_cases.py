@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -85,9 +85,9 @@ def late_loss(rng: np.random.Generator, now: bool) -> Made:
 
 def run_effect(seeds: int) -> Callable[[np.random.Generator, bool], Made]:
     def case(rng: np.random.Generator, now: bool) -> Made:
-        made = flat(2000, rng, 1.0)
+        made = flat(1600, rng, 1.0)
         effect = rng.integers(0, 2, seeds if now else 1) * 0.06
-        made.rows = [lose(made.exact, rng.random(2000) < effect[np.arange(2000) % effect.size], 1.0, rng)]
+        made.rows = [lose(made.exact, rng.random(1600) < effect[np.arange(1600) % effect.size], 1.0, rng)]
         return made
 
     return case
@@ -144,47 +144,20 @@ CASES: dict[str, tuple[str, Callable[[np.random.Generator, bool], Made]]] = {
 # -- judging, by whichever kvgate is on the path ---------------------------------------------------------------------
 
 
-def judge_api() -> tuple[Any, Any, Any, Any, Any]:
-    """``decide``, ``load_gate``, the record classes and the tests' e-value module, of either commit."""
-    try:
-        import kvgate.evals.judge.strata as strata
-        from kvgate.evals.judge.gates import load_gate
-        from kvgate.evals.judge.verdict import decide
-        from kvgate.evals.log.records import CellRecord, TurnRecord
-    except ImportError:
-        import kvgate.evals.verdict_strata as strata
-        from kvgate.evals.gates import load_gate
-        from kvgate.evals.records import CellRecord, TurnRecord
-        from kvgate.evals.verdict import decide
-    return decide, load_gate, CellRecord, TurnRecord, strata
-
-
-def records_of(made: Made, kind: Any, turn: Any, subset: np.ndarray) -> list[Any]:
-    turns = {score: (turn("q", score, (1,), "x", False),) for score in (0.0, 1.0)}
-    common = {
-        "config_hash": "c", "suite": "s", "protocol": "question_unseen", "native": False, "covered": False,
-        "floored": False, "logical_bytes": 1, "exact_resident_bytes": 1024, "output_tokens": 1, "nan": False,
-        "ratio": None, "facts_kept": None, "schema_version": 2, "settings": {}, "probe_tokens": 0,
-    }  # fmt: skip
-    found = []
-    sides = [("full", "full", None, made.exact)]
-    for number, (budget, scores) in enumerate(zip(made.budgets, made.rows, strict=True)):
-        name = "policy" if made.one_policy else f"policy{number}"
-        sides.append((name, f"{name}@{budget}", budget, scores))
-    for name, label, budget, scores in sides:
-        exact = budget is None
-        for i in subset:
-            held = 1024 if exact else int(1024 * (made.resident or budget / made.length[i]))
-            record = object.__new__(kind)
-            record.__dict__.update(
-                common, cell_id=f"{label}-{i}", task=made.task[i], index=int(i), length=made.length[i],
-                depth=made.depth[i], cluster=made.cluster[i], item_hash=f"{i:06d}", context_hash=f"x{i}", policy=name,
-                label=label, params={} if exact else {"tokens": budget}, budget=budget, score=float(scores[i]),
-                turns=turns[float(scores[i])], evicted_tokens=0.0 if exact else 10.0,
-                resident_bytes=held, context_tokens=made.length[i],
-            )  # fmt: skip
-            found.append(record)
-    return found
+def judged(name: str, replicates: int, now: bool) -> float:
+    """Share of runs with the wrong outcome."""
+    judge, wrong = (Now if now else Before)(), 0
+    for replicate in range(replicates):
+        rng = np.random.default_rng([SEED, list(CASES).index(name), replicate])
+        made = CASES[name][1](rng, now)
+        if made.refused and refused():
+            continue
+        for subset in subsets(made, rng):
+            enabled = judge.enabled(made, subset)
+            if enabled and not (made.one_policy and 0 in enabled):
+                wrong += 1
+                break
+    return wrong / replicates
 
 
 def subsets(made: Made, rng: np.random.Generator) -> Iterator[np.ndarray]:
@@ -193,22 +166,75 @@ def subsets(made: Made, rng: np.random.Generator) -> Iterator[np.ndarray]:
         yield order[:end]
 
 
-def judged(name: str, replicates: int, now: bool) -> float:
-    """Share of runs with the wrong outcome."""
-    decide, load_gate, kind, turn, _ = judge_api()
-    gate, wrong = load_gate("production"), 0
-    for replicate in range(replicates):
-        rng = np.random.default_rng([SEED, list(CASES).index(name), replicate])
-        made = CASES[name][1](rng, now)
-        if made.refused and refused():
-            continue
-        for subset in subsets(made, rng):
-            rows = decide(records_of(made, kind, turn, subset), gate, repeat_identical=True, sequential=made.looks)
-            enabled = {row.label for row in rows if row.status == "enable"}
-            if enabled and not (made.one_policy and f"policy@{made.budgets[0]}" in enabled):
-                wrong += 1
+class Now:
+    """The rules of this tree: rows share alpha by family, go from large to small, and must free their memory."""
+
+    def enabled(self, made: Made, subset: np.ndarray) -> set[int]:
+        from kvgate.evals.judge.columns import Pair, columns_of
+        from kvgate.evals.judge.gates import load_gate
+        from kvgate.evals.judge.memory import held_too_much
+        from kvgate.evals.judge.rules import judge_row
+        from kvgate.evals.judge.types import Levels
+
+        gate = load_gate("production")
+        families = 1 if made.one_policy else len(made.rows)
+        levels = Levels(gate.alpha / families, gate.alpha, made.looks, limits=False)
+        found: set[int] = set()
+        for number, (scores, budget) in enumerate(zip(made.rows, made.budgets, strict=True)):
+            table = columns_of(
+                Pair("s", made.task[i], f"{i:06d}", made.cluster[i], made.exact[i], scores[i], made.length[i],
+                     gate.depth_bin(made.depth[i]), 1, 1, made.length[i]) for i in subset
+            )  # fmt: skip
+            status, _, _ = judge_row(table, gate, levels)
+            held = held_too_much([memory_of(made, i, budget) for i in subset], gate, 16)
+            if status == "enable" and not held:
+                found.add(number)
+            elif made.one_policy:  # budgets go from large to small and stop
                 break
-    return wrong / replicates
+        return found
+
+
+class Before:
+    """The rules of commit dc82097: each row by itself; its families came from the names of parameters."""
+
+    def enabled(self, made: Made, subset: np.ndarray) -> set[int]:
+        from kvgate.evals.gates import load_gate
+        from kvgate.evals.statistics import confidence_bounds
+        from kvgate.evals.verdict_pairs import Pair, family_of
+        from kvgate.evals.verdict_rules import judge_suite, row_status, share_alpha
+
+        from kvgate.evals import verdict_strata as strata
+
+        # Limits are for tables only, but for the floors of a run that is looked at.
+        strata.confidence_bounds = confidence_bounds if made.looks else lambda *_: (-1.0, 1.0)
+        gate = load_gate("production")
+        found: set[int] = set()
+        stopped: set[str] = set()
+        for number, (scores, budget) in enumerate(zip(made.rows, made.budgets, strict=True)):
+            pairs = [
+                Pair(light(made, i, made.exact[i]), light(made, i, scores[i]), made.cluster[i])  # type: ignore[arg-type]
+                for i in subset
+            ]
+            judged = share_alpha([judge_suite("s", pairs, gate, sequential=made.looks)], gate)
+            name = "policy" if made.one_policy else f"policy{number}"
+            family = family_of(SimpleNamespace(policy=name, params={"tokens": budget}, protocol="p"))  # type: ignore[arg-type]
+            if row_status(judged, gate)[0] == "enable" and family not in stopped:
+                found.add(number)
+            else:
+                stopped.add(family)
+        return found
+
+
+def memory_of(made: Made, i: int, budget: int) -> SimpleNamespace:
+    held = int(1024 * (made.resident or budget / made.length[i]))
+    return SimpleNamespace(covered=False, native=False, budget=budget, length=made.length[i], resident_bytes=held,
+                           exact_resident_bytes=1024, context_tokens=made.length[i])  # fmt: skip
+
+
+def light(made: Made, i: int, score: float) -> SimpleNamespace:
+    """What the rules of before read of a record."""
+    return SimpleNamespace(suite="s", task=made.task[i], length=made.length[i], depth=made.depth[i], score=float(score),
+                           output_tokens=1)  # fmt: skip
 
 
 def refused() -> bool:
@@ -239,10 +265,7 @@ def main() -> int:
     if options.side == "before":  # such a case is the one above it, declared or run as one can now
         names = [name for name in names if not name.endswith(" now")]
     if options.side:
-        strata = judge_api()[-1]
-        own = strata.confidence_bounds
-        for name in names:  # limits are for tables only, but for the floors of a run that is looked at
-            strata.confidence_bounds = own if name == "late loss" else lambda *_: (-1.0, 1.0)
+        for name in names:
             print(json.dumps([name, judged(name, options.replicates, options.side == "now")]), flush=True)
         return 0
     with ThreadPoolExecutor() as pool:
