@@ -41,8 +41,7 @@ def kvgate_compare(pytestconfig: pytest.Config) -> Callable[..., Judgement]:
 
         if require not in ("no_loss", "enable"):
             raise ValueError(f"require is {require!r}; give 'no_loss' or 'enable'")
-        given: Iterable[Any]
-        given = read_logs([Path(pairs), *map(Path, logs)], metric) if isinstance(pairs, str | Path) else pairs
+        given: Any = read_logs([Path(pairs), *map(Path, logs)], metric) if isinstance(pairs, str | Path) else pairs
         found = judge(given, gate or pytestconfig.getoption("--kvgate-gate"), candidate=candidate)
         if found.blocked or (require == "enable" and not found.enabled):
             pytest.fail(str(found), pytrace=False)
