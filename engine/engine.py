@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvgate.compressors.budgets import excess
+from kvgate.compressors.budgets import Limit, excess
 from kvgate.compressors.contract import check_keep
 from kvgate.compressors.evidence import Evidence, Keep, Need, Observed, Span
 from kvgate.compressors.policy import Policy
@@ -89,19 +89,22 @@ class Engine:
         """An exact sequence without any tokens yet; see :meth:`prefill`."""
         return Sequence(self.tables.create(), protected=protected, collect=needs)
 
-    def fork(self, parent: Sequence, policy: Policy | None = None) -> Sequence:
+    def fork(self, parent: Sequence, policy: Policy | None = None, *, budget: int | None = None) -> Sequence:
         """A row that shares ``parent``'s pages, under ``policy`` from now on (None: the parent's own, if any).
 
+        ``budget``: what was promised for the policy; it may give itself less, never more. It is read here, once.
         Evidence that the row's policy does not need is left behind. ValueError if the policy cannot work on
         ``parent``: evidence that was not collected, protected spans that fill its budget, positions it cannot rebase.
         """
         self._require_held(parent)
         if policy is not None and policy != parent.policy:
             refuse_policy(policy, parent, self.info)
+        if policy is not None:
+            limit = Limit.of(policy, budget)
         child = replace(parent, id=self.tables.fork(parent.id))
         if policy is not None and policy != parent.policy:
-            child.policy, child.state, child.decided = policy, None, False
-        done = child.policy is None or (child.decided and child.policy.decides == "once")
+            child.policy, child.limit, child.state, child.decided = policy, limit, None, False
+        done = child.policy is None or _done(child)
         child.gather(frozenset() if done or child.policy is None else child.policy.needs)
         child.mass = child.mass.clone() if child.mass is not None else None
         return child
@@ -169,7 +172,8 @@ class Engine:
         self._require_held(row)
         if policy is not None:
             refuse_policy(policy, row, self.info)
-        row.policy, row.state, row.decided = policy, None, False
+        limit = Limit.of(policy) if policy else None
+        row.policy, row.limit, row.state, row.decided = policy, limit, None, False
         row.gather(policy.needs if policy else frozenset())
         evicted = row.evicted
         self.settle(row)
@@ -179,10 +183,10 @@ class Engine:
     def settle(self, row: Sequence) -> None:
         """Free what the model itself no longer attends, then what the row's policy drops."""
         self._slots.drop_native(row)
-        if row.policy is None or (row.decided and row.policy.decides == "once"):
+        if row.limit is None or _done(row):
             return
         counts = self.tables.live_counts(row.id)
-        if excess(row.policy, counts, self._slots.exact(row.length), row.length) is not None:
+        if excess(row.limit, counts, self._slots.exact(row.length), row.length) is not None:
             self.evict(row)
 
     @torch.inference_mode()
@@ -201,14 +205,14 @@ class Engine:
             assert isinstance(row.policy, Scored), f"policy {row.policy.name} does not select by scores"
             keep = Keep(row.policy.select(evidence, scores.slots))
             row.probed = before + scores.probed
-        check_keep(row.policy, evidence, keep)
+        check_keep(row.policy, evidence, keep, row.limit)
         gone = int((evidence.live & ~keep.slots).sum())
         self._slots.retain(row, keep.slots.cpu().numpy())
         row.state = keep.state
         row.evicted += gone
         row.tainted |= gone > 0
         row.decided = True
-        if row.policy.decides == "once":
+        if _done(row):
             row.gather(frozenset())
         if compact:
             self.compact(row)
@@ -231,7 +235,7 @@ class Engine:
         """
         self._require_held(row)
         refuse_overflow(self.info, [row], [len(tokens)])
-        child = replace(row, id=self.tables.fork(row.id), policy=None, collect=frozenset())
+        child = replace(row, id=self.tables.fork(row.id), policy=None, limit=None, collect=frozenset())
         held = self._slots.even(row) if self.store.device.type == "cpu" else None
         try:
             _, step = self._run([child], [tokens], torch.tensor([len(tokens) - 1]), observe=True, beside=held)
@@ -292,3 +296,8 @@ class Engine:
     def _require_held(self, row: Sequence) -> None:
         if row.released:
             raise PageError(f"sequence {row.id} was released")
+
+
+def _done(row: Sequence) -> bool:
+    """Whether the row's policy has decided for good."""
+    return row.limit is not None and row.decided and row.limit.decides == "once"

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from kvgate.compressors.budgets import Limit
 from kvgate.compressors.evidence import LastQueries, Need, QueryMoments, Span
 from kvgate.compressors.policy import Policy
 from kvgate.engine.moments import RunningMoments
@@ -18,7 +19,8 @@ class Sequence:
 
     Attributes:
         id: of the tables. ``length``: tokens seen so far, which is the next token's position.
-        policy: None for the exact run. ``collect``: evidence to gather for it, or for forks to come.
+        policy: None for the exact run. ``limit``: its budget, read once when it took over.
+        collect: evidence to gather for it, or for forks to come.
         evicted: slots evicted so far, summed over layers and kv heads.
         tainted: evicted approximately at least once; nothing of it may enter the prefix cache.
         mass: fp32 ``[L, H, S]`` in slot order, zero in dead slots; None unless the policy needs it.
@@ -34,6 +36,7 @@ class Sequence:
     length: int = 0
     protected: tuple[Span, ...] = ()
     policy: Policy | None = None
+    limit: Limit | None = None
     collect: frozenset[Need] = frozenset()
     evicted: int = 0
     tainted: bool = False

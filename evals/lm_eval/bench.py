@@ -99,7 +99,8 @@ class Bench:
     def _roll(self, context: Ids, continuation: Ids) -> list[float]:
         tokens = context + continuation
         item = Item("lm_eval", "rolling", 0, len(tokens), tokens, (), "rolling")
-        policies = [make_cell(item, column, self.fingerprint).policy for column in self.columns]
+        cells = [make_cell(item, column, self.fingerprint) for column in self.columns]
+        policies = [cell.policy for cell in cells]
         for policy in policies:
             if policy is not None and policy.decides == "once":
                 raise ValueError(
@@ -109,7 +110,7 @@ class Bench:
         heads = self.loaded.info.layers * self.loaded.info.kv_heads
         engine = self._engine_with(heads * (-(-len(tokens) // self.settings.page_size) + 2) * (len(policies) + 1))
         start = engine.begin(needs=needs)
-        rows = [engine.fork(start, policy) for policy in policies]
+        rows = [engine.fork(start, cell.policy, budget=cell.budget) for cell in cells]
         engine.release(start)
         try:
             return _fed(engine, rows, tokens, len(context))

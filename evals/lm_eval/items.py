@@ -64,28 +64,40 @@ class Generation:
         return Generation(tuple(stop for stop in ([until] if isinstance(until, str) else until) if stop), limit)
 
 
-def likelihood_items(requests: Sequence[tuple[Origin, Ids, Ids]], longest: int) -> tuple[list[Item], list[int]]:
-    """One item a context, and for each request the place of its item. ``requests``: origin, context, continuation."""
+class DoesNotFit(ValueError):
+    """A request that the model cannot be asked; the message names its document."""
+
+
+def likelihood_items(
+    requests: Sequence[tuple[Origin, Ids, Ids]], longest: int
+) -> tuple[list[Item | DoesNotFit], list[int]]:
+    """One item a context, or why there is none, and for each request the place of its item.
+
+    ``requests``: origin, context, continuation.
+    """
     groups: dict[tuple[Origin, Ids], list[Ids]] = {}
     for origin, context, continuation in requests:
         candidates = groups.setdefault((origin, context), [])
         if continuation not in candidates:
             candidates.append(continuation)
-    items = [
-        _item(origin, context, External(tuple(found)), 1, (), longest) for (origin, context), found in groups.items()
-    ]
+    items: list[Item | DoesNotFit] = []
+    for (origin, context), found in groups.items():
+        try:
+            items.append(_item(origin, context, External(tuple(found)), 1, (), longest))
+        except DoesNotFit as error:
+            items.append(error)
     place = {key: index for index, key in enumerate(groups)}
     return items, [place[origin, context] for origin, context, _ in requests]
 
 
 def generation_item(origin: Origin, context: Ids, wanted: Generation, longest: int) -> Item:
-    """The item of one ``generate_until`` request."""
+    """The item of one ``generate_until`` request. DoesNotFit if the model cannot be asked."""
     return _item(origin, context, External(), wanted.limit, wanted.until, longest)
 
 
 def _item(origin: Origin, context: Ids, scoring: External, limit: int, until: tuple[str, ...], longest: int) -> Item:
     if not context:
-        raise ValueError(f"task {origin.task}, document {origin.document}: its prompt is empty, and has no BOS or EOS")
+        raise DoesNotFit(f"task {origin.task}, document {origin.document}: its prompt is empty, and has no BOS or EOS")
     item = Item(
         suite=origin.task,
         task=origin.task,
@@ -97,7 +109,7 @@ def _item(origin: Origin, context: Ids, scoring: External, limit: int, until: tu
         protocol="whole_prompt",
     )
     if item.longest > longest:
-        raise ValueError(
+        raise DoesNotFit(
             f"task {origin.task}, document {origin.document}: needs {item.longest} positions ({len(context)} of "
             f"prompt), the model has {longest}; kvgate never cuts a prompt: lower max_gen_toks or the examples, "
             "or leave such documents out"

@@ -26,9 +26,9 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from kvgate.engine.models import load_model
 from kvgate.evals.data.items import Ids, Item, digest
-from kvgate.evals.data.tokens import render_chat
+from kvgate.evals.data.tokens import Tokens, render_chat
 from kvgate.evals.lm_eval.bench import Bench, Settings, only
-from kvgate.evals.lm_eval.items import Generation, Origin, generation_item, likelihood_items
+from kvgate.evals.lm_eval.items import DoesNotFit, Generation, Origin, generation_item, likelihood_items
 from kvgate.evals.log.records import EXACT, CellRecord
 from kvgate.evals.plan.cells import EXACT_COLUMN, Column, columns
 from kvgate.evals.plan.config import RunConfig, SuiteChoice, parse_policy, policy_entry
@@ -66,9 +66,14 @@ class KvgateLM(TemplateLM):  # type: ignore[misc]  # lm_eval is untyped
 
     @classmethod
     def on(cls, bench: Bench, label: str) -> KvgateLM:
-        """A model that answers for one column of a bench; all of them share its prefills."""
+        """A model that answers for one column of a bench; all of them share its prefills.
+
+        Documents that the model cannot be asked are collected in ``left_out`` instead of ending the task; whoever
+        evaluates must leave them out of the score. ``spanning``: those where a token spans context and continuation.
+        """
         made = cls.__new__(cls)
         made._attach(bench, label)
+        made.left_out = {}
         return made
 
     def _attach(self, bench: Bench, label: str) -> None:
@@ -78,38 +83,58 @@ class KvgateLM(TemplateLM):  # type: ignore[misc]  # lm_eval is untyped
         self.tokenizer = bench.loaded.tokenizer
         self._column = only(bench.columns, label)
         self._device = bench.loaded.info.device
+        self._opening = Tokens(self.tokenizer).bos
         self.asked: dict[Origin, list[Item]] = {}
+        self.spanning: set[Origin] = set()
+        self.left_out: dict[Origin, str] | None = None
 
     # -- what lm-eval asks for ------------------------------------------------------------------------------------
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Log-likelihood in nats of each continuation, and whether greedy decoding would write it."""
-        encoded = [self._encoded(request) for request in requests]
+        pairs = [(request, *self._encoded(request)) for request in requests]
+        encoded = [(Origin.of(request), before, after) for request, before, after in pairs if after]
         items, places = likelihood_items(encoded, self.max_length)
-        answers = self._answers(items)
-        found = []
-        for (origin, _, continuation), place, request in zip(encoded, places, requests, strict=True):
-            self._note(origin, items[place])
-            candidates = items[place].turns[0].scoring.candidates  # type: ignore[union-attr]
-            likelihoods = answers[place].turns[0].likelihoods
-            answer = (float("nan"), False) if likelihoods is None else likelihoods[candidates.index(continuation)]
+        answers = self._answers([item for item in items if isinstance(item, Item)])
+        found: list[tuple[float, bool]] = []
+        at = iter(places)
+        for request, _, after in pairs:
+            item = items[next(at)] if after else self._empty(request)
+            answer = self._likelihood(Origin.of(request), item, after, answers)
             found.append(answer)
             self.cache_hook.add_partial("loglikelihood", request.args, answer)
         return found
 
+    def _likelihood(
+        self, origin: Origin, item: Item | DoesNotFit, after: Ids, answers: Mapping[str, CellRecord]
+    ) -> tuple[float, bool]:
+        if isinstance(item, DoesNotFit):
+            self._leave_out(origin, item)
+            return float("-inf"), False
+        self._note(origin, item)
+        candidates = item.turns[0].scoring.candidates  # type: ignore[union-attr]
+        likelihoods = answers[item.item_hash].turns[0].likelihoods
+        return (float("nan"), False) if likelihoods is None else likelihoods[candidates.index(after)]
+
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """Greedy answers, cut before the first stop text."""
-        items, wanted = [], []
+        asked: list[tuple[Item | None, Generation]] = []
         for request in requests:
             origin = Origin.of(request)
             text, given = request.args[:2]
-            wanted.append(Generation.parse(given, origin))
-            items.append(generation_item(origin, self._ids(text), wanted[-1], self.max_length))
-            self._note(origin, items[-1])
+            wanted = Generation.parse(given, origin)
+            item = None
+            try:
+                item = generation_item(origin, self._ids(text), wanted, self.max_length)
+                self._note(origin, item)
+            except DoesNotFit as error:
+                self._leave_out(origin, error)
+            asked.append((item, wanted))
+        answers = self._answers([item for item, _ in asked if item])
         found = []
-        for record, asked, request in zip(self._answers(items), wanted, requests, strict=True):
-            answer = record.turns[0].text
-            for stop in asked.until:
+        for (item, wanted), request in zip(asked, requests, strict=True):
+            answer = answers[item.item_hash].turns[0].text if item else ""
+            for stop in wanted.until:
                 answer = answer.split(stop)[0]
             found.append(answer)
             self.cache_hook.add_partial("generate_until", request.args, answer)
@@ -142,12 +167,14 @@ class KvgateLM(TemplateLM):  # type: ignore[misc]  # lm_eval is untyped
     # -- texts and tokens -----------------------------------------------------------------------------------------
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **options: Any) -> list[int]:
-        """Ids as the tokenizer makes them, with at most one BOS: none is added to a text that begins with it."""
+        """Ids of a text that goes on: a BOS in front if the tokenizer puts one there and the text has none, and nothing
+        behind. An end-of-sequence token appended to a context or an option would be all that is scored.
+        """
         bos = getattr(self.tokenizer, "bos_token", None)
         if add_special_tokens is None:
             add_special_tokens = not (bos and string.startswith(bos))
-        ids: list[int] = self.tokenizer.encode(string, add_special_tokens=add_special_tokens)
-        return ids
+        ids: list[int] = self.tokenizer.encode(string, add_special_tokens=False)
+        return [*self._opening, *ids] if add_special_tokens else ids
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The conversation as the model's template writes it; an unfinished last message is left open."""
@@ -226,23 +253,39 @@ class KvgateLM(TemplateLM):  # type: ignore[misc]  # lm_eval is untyped
     def _ids(self, text: str) -> Ids:
         return tuple(self.tok_encode(text))
 
-    def _encoded(self, request: Any) -> tuple[Origin, Ids, Ids]:
-        """Origin, context and continuation; trailing spaces of a context go to the continuation, as in lm-eval."""
-        origin, (context, continuation) = Origin.of(request), request.args[:2]
-        if context:
-            before, after = self._encode_pair(context, continuation)
-        else:
-            before, after = [self.prefix_token_id], self.tok_encode(continuation, add_special_tokens=False)
-            if after[:1] == before:
-                after = after[1:]
-        if not after:
-            where = f"task {origin.task}, document {origin.document}"
-            raise ValueError(f"{where}: continuation {continuation!r} has no tokens of its own")
-        return origin, tuple(before), tuple(after)
+    def _encoded(self, request: Any) -> tuple[Ids, Ids]:
+        """Context and continuation as lm-eval cuts them: both are encoded together and cut where the context alone
+        ends, trailing spaces of the context going to the continuation. Where a token spans the join the two do not make
+        the whole; such a document is scored as lm-eval does it and noted. If nothing is left behind the cut, it moves
+        to where the encodings part.
+        """
+        context, continuation = request.args[:2]
+        if not context:
+            first, ids = self.prefix_token_id, self.tok_encode(continuation, add_special_tokens=False)
+            return (first,), tuple(ids[1:] if ids[:1] == [first] else ids)
+        before, after = self._encode_pair(context, continuation)
+        whole = self.tok_encode(context + continuation)
+        if before + after != whole:
+            self.spanning.add(Origin.of(request))
+            if not after:
+                same = next((at for at, (one, other) in enumerate(zip(before, whole, strict=False)) if one != other), 0)
+                before, after = whole[:same] or [self.prefix_token_id], whole[same:]
+        return tuple(before), tuple(after)
 
-    def _answers(self, items: Sequence[Item]) -> list[CellRecord]:
+    def _answers(self, items: Sequence[Item]) -> dict[str, CellRecord]:
         self.bench.answer(items)
-        return [self.bench.records[item.item_hash][self.label] for item in items]
+        return {item.item_hash: self.bench.records[item.item_hash][self.label] for item in items}
+
+    @staticmethod
+    def _empty(request: Any) -> DoesNotFit:
+        origin = Origin.of(request)
+        where = f"task {origin.task}, document {origin.document}"
+        return DoesNotFit(f"{where}: continuation {request.args[1]!r:.40} has no tokens of its own")
+
+    def _leave_out(self, origin: Origin, error: DoesNotFit) -> None:
+        if self.left_out is None:
+            raise error
+        self.left_out[origin] = str(error)
 
     def _note(self, origin: Origin, item: Item) -> None:
         known = self.asked.setdefault(origin, [])

@@ -22,11 +22,11 @@ from kvgate.evals.data.items import digest
 from kvgate.evals.judge.gates import load_gate
 from kvgate.evals.leaderboard.finished import load_run
 from kvgate.evals.lm_eval.bench import Bench, Settings
-from kvgate.evals.lm_eval.items import MADE_BY
+from kvgate.evals.lm_eval.items import MADE_BY, Origin
 from kvgate.evals.lm_eval.model import KvgateLM
 from kvgate.evals.lm_eval.records import Scored, records_of
 from kvgate.evals.log.names import CHECKS, LEADERBOARD, MANIFEST, SAMPLES, SEAL
-from kvgate.evals.log.records import SCHEMA_VERSION
+from kvgate.evals.log.records import EXACT, SCHEMA_VERSION
 from kvgate.evals.log.run_folder import read_json, write_json, write_seal, write_text
 from kvgate.evals.plan.cells import columns
 from kvgate.evals.plan.config import RunConfig, SuiteChoice
@@ -164,12 +164,34 @@ def evaluated(
         fewshot_as_multiturn=options.chat,
     )
     asked_filter = (options.metric or "").partition(",")[2] or None
-    return {
+    _tell(lm)
+    left_out = lm.left_out or {}
+    found = {
         name: [
-            Scored.of(name, sample, metrics[name], lm.asked) for sample in _filtered(name, samples, asked_filter)
+            Scored.of(name, sample, metrics[name], lm.asked)
+            for sample in _filtered(name, samples, asked_filter)
+            if Origin(name, int(sample["doc_id"])) not in left_out and Origin(name, int(sample["doc_id"])) in lm.asked
         ]
         for name, samples in results["samples"].items()
-    }  # fmt: skip
+    }
+    for name, scored in found.items():
+        if not scored:
+            reasons = [reason for origin, reason in left_out.items() if origin.task == name]
+            raise ValueError((reasons or [f"task {name}: no document asks anything"])[0])
+    return found
+
+
+def _tell(lm: KvgateLM) -> None:
+    """Of documents that are not what they seem, once: of the exact run."""
+    if lm.label != EXACT or not (lm.left_out or lm.spanning):
+        return
+    log = logging.getLogger("kvgate")
+    if lm.spanning:
+        log.warning("%d documents: a token spans context and continuation; scored as lm-eval does", len(lm.spanning))
+    for reason in list((lm.left_out or {}).values())[:3]:
+        log.warning("left out: %s", reason)
+    if lm.left_out:
+        log.warning("%d documents left out under every column", len(lm.left_out))
 
 
 def _filtered(name: str, samples: list[dict[str, Any]], asked: str | None) -> list[dict[str, Any]]:

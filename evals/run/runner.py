@@ -103,7 +103,7 @@ class Runner:
 
     def _evicted(self, snapshot: Row, cell: Cell, scores: dict[tuple[Any, ...], Scores]) -> Row:
         """``scores``: of this snapshot so far, shared by all budgets and shapes of a policy."""
-        row = self._engine.fork(snapshot, cell.policy)
+        row = self._engine.fork(snapshot, cell.policy, budget=cell.budget)
         if cell.policy is None or not row.length:
             return row
         found = None
@@ -250,7 +250,7 @@ class Runner:
             turns=tuple(entry.turns),
             evicted_tokens=row.evicted / self._heads,
             native=cell.policy is not None and is_native(cell.policy, self._engine.info.native_windows),
-            covered=cell.policy is not None and cell.policy.covers(len(prompt_of(item)), row.length),
+            covered=row.limit is not None and row.limit.covers(len(prompt_of(item)), row.length),
             floored=cell.floored,
             resident_bytes=entry.resident,
             logical_bytes=entry.logical,

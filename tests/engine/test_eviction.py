@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvgate.compressors.evidence import Span
+from kvgate.compressors.evidence import Evidence, Keep, Span
 from kvgate.compressors.h2o import H2O
 from kvgate.compressors.policy import Policy, covered
 from kvgate.compressors.sliding_window import SlidingWindow
@@ -226,3 +226,65 @@ def test_covered_is_what_the_oracle_counts(rule: Fixture) -> None:
     for protected in PROTECTED.values():
         policy = StreamingLLM(11, 4)
         assert len(rule_of(rule, policy, protected).forced) == covered(policy.forced_spans(protected))
+
+
+class Boastful(SlidingWindow):
+    """Gives its budget as small until it has been asked a few times, then as everything, and keeps everything."""
+
+    name = "boastful"
+    asked = 0
+    honest = 4
+
+    @property
+    def budget(self) -> int:
+        type(self).asked += 1
+        return self.window if type(self).asked <= type(self).honest else 10_000
+
+    def decide(self, evidence: Evidence) -> Keep:
+        return Keep.all(evidence)
+
+    def bounds(self, protected: Any) -> None:
+        return None
+
+
+@pytest.mark.parametrize("honest", [1, 2, 3, 5, 20])
+def test_a_budget_is_what_it_was_when_the_row_came_under_the_policy(
+    tiny: Fixture, text: Fixture, monkeypatch: pytest.MonkeyPatch, honest: int
+) -> None:
+    """However often a policy tells the truth first, it cannot keep more than was promised for it."""
+    monkeypatch.setattr(Boastful, "asked", 0)
+    monkeypatch.setattr(Boastful, "honest", honest)
+    engine = tiny("llama").engine()
+    row, _ = engine.prefill(text(40))
+    with pytest.raises(ValueError, match=r"keeps 40 tokens of a head, its budget is 10|gives itself a budget of 10000"):
+        engine.evict(engine.fork(row, Boastful(10), budget=10))
+    fork = engine.fork(row, SlidingWindow(10), budget=10)
+    with pytest.raises(ValueError, match="gives itself a budget of 11, was asked for 10"):
+        engine.fork(row, SlidingWindow(11), budget=10)
+    engine.evict(fork)
+    assert int(engine.tables.live_counts(fork.id).max()) == 10
+
+
+def test_a_policy_that_claims_to_be_done_is_asked_again(tiny: Fixture, text: Fixture) -> None:
+    """``decides`` and ``budget_shape`` are read once too."""
+
+    class Shifty(SlidingWindow):
+        name = "shifty"
+        after = False
+
+        @property
+        def decides(self) -> Any:
+            return "once" if type(self).after else "step"
+
+        @property
+        def budget_shape(self) -> Any:
+            return "model" if type(self).after else "head"
+
+    engine = tiny("llama").engine()
+    row, _ = engine.prefill(text(40))
+    fork = engine.fork(row, Shifty(10))
+    Shifty.after = True
+    engine.evict(fork)
+    for token in text(12, 3):
+        engine.extend([fork], [[token]])
+        assert int(engine.tables.live_counts(fork.id).max()) == 10

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +158,63 @@ def test_what_does_not_fit_is_refused_by_name_never_cut(exact: KvgateLM) -> None
         exact.generate_until([request("generate_until", "x" * 4000, {"max_gen_toks": 100}, document=8)])
     with pytest.raises(ValueError, match="document 0: continuation '' has no tokens"):
         exact.loglikelihood([request("loglikelihood", "x", "")])
+
+
+def test_a_run_leaves_out_what_does_not_fit_and_goes_on(exact: KvgateLM) -> None:
+    """One document of a task never costs the others; whoever evaluates is told which to leave out."""
+    lm = KvgateLM.on(exact.bench, exact.label)
+    fine, long, empty = ("abc", "d"), ("x" * 4096, "y"), ("x", "")
+    asked = [request("loglikelihood", *pair, document=at) for at, pair in enumerate((fine, long, empty, fine))]
+    found = lm.loglikelihood(asked)
+    assert found[0] == found[3] == exact.loglikelihood(asked[:1])[0]
+    assert lm.generate_until([request("generate_until", "x" * 4000, {"max_gen_toks": 100}, document=8)]) == [""]
+    assert {origin.document for origin in lm.left_out or {}} == {1, 2, 8}
+    assert {origin.document for origin in lm.asked} == {0, 3}
+
+
+@pytest.fixture(scope="module")
+def appending(folder: str) -> KvgateLM:
+    """A tokenizer that puts BOS before and EOS behind whatever it encodes."""
+    from tokenizers import processors
+
+    lm = KvgateLM(folder, dtype="float32")
+    tokenizer = copy.deepcopy(lm.tokenizer)
+    tokenizer.bos_token = "!"
+    bos, eos = tokenizer.convert_tokens_to_ids(["!", "<eos>"])
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="! $A <eos>", special_tokens=[("!", bos), ("<eos>", eos)]
+    )
+    lm.bench = replace(lm.bench, loaded=replace(lm.bench.loaded, tokenizer=tokenizer), records={})
+    lm._attach(lm.bench, lm.label)
+    return lm
+
+
+def test_an_end_of_sequence_token_is_never_what_is_scored(appending: KvgateLM, exact: KvgateLM) -> None:
+    """Such tokenizers made every one-token option the same token, so that all options tied under every policy."""
+    assert appending.tokenizer.encode("ab")[-1] == appending.tokenizer.eos_token_id, "the tokenizer does append it"
+    asked = [request("loglikelihood", TEXT, option) for option in "ABCD"]
+    scores = [score for score, _ in appending.loglikelihood(asked)]
+    assert len(set(scores)) == 4
+    assert scores == pytest.approx(
+        [s for s, _ in exact.loglikelihood([request("loglikelihood", "!" + TEXT, o) for o in "ABCD"])]
+    )
+    assert appending.tok_encode("!ab") == appending.tok_encode("ab"), "one BOS"
+    assert appending.tok_encode("ab", add_special_tokens=False) == exact.tok_encode("ab")
+
+
+def test_a_token_that_spans_the_join_is_counted(folder: str) -> None:
+    """Scored as lm-eval does it, the context's own encoding and what is left of the whole; no task ends over it."""
+    lm = KvgateLM.on(KvgateLM(folder, dtype="float32").bench, "full")
+    ids = {"ab": [1], "abc": [2], "abcd": [2, 3], "x": [4], "xy": [4, 5], "q": [6, 7], "qr": [6, 8]}
+    lm.tok_encode = lambda text, **options: list(ids[text])  # type: ignore[method-assign]
+    cuts = {pair: lm._encoded(request("loglikelihood", *pair, document=at)) for at, pair in enumerate(
+        [("x", "y"), ("ab", "cd"), ("ab", "c"), ("q", "r")]
+    )}  # fmt: skip
+    assert cuts["x", "y"] == ((4,), (5,))
+    assert cuts["ab", "cd"] == ((1,), (3,)), "as lm-eval cuts it"
+    assert cuts["ab", "c"] == ((lm.prefix_token_id,), (2,)), "nothing was left: the whole token is scored"
+    assert cuts["q", "r"] == ((6,), (8,))
+    assert {origin.document for origin in lm.spanning} == {1, 2, 3}
 
 
 def test_lm_evals_response_cache_cannot_mix_policies(
