@@ -45,10 +45,13 @@ def generate(
     limits: Several[int],
     stops: Several[frozenset[int]],
     ended: Callable[[int, Several[int]], bool] = lambda row, tokens: False,
+    unsaid: Callable[[int, Several[int]], bool] = lambda row, tokens: False,
 ) -> list[Generated]:
     """Continue each row from ``logits`` ``[R, V]`` until a stop id or its limit. Ties go to the lower id.
 
     ``ended(row, tokens)``: whether the answer so far, its last token included, is complete; for stops that are texts.
+    ``unsaid(row, tokens)``: whether nothing has been said yet with ``tokens``, the last of them a stop id: then it does
+    not stop the answer but is part of it.
     """
     answers = [Generated() for _ in rows]
     active = list(range(len(rows)))
@@ -61,7 +64,7 @@ def generate(
             answer.pending = []
             if broken[place]:
                 answer.nan = True
-            elif chosen[place] not in stops[index]:
+            elif chosen[place] not in stops[index] or unsaid(index, [*answer.tokens, chosen[place]]):
                 answer.tokens.append(chosen[place])
                 answer.pending = [chosen[place]]
                 complete = ended(index, answer.tokens)

@@ -110,7 +110,8 @@ class Turn:
         scoring: None for a filler turn: the model still answers, and its answer is the history.
         max_new_tokens: cap of the answer.
         closing: ids appended after the model's own answer when another turn follows (end-of-turn marker, newline).
-        stop: token ids that end the answer besides the model's end-of-sequence ids (a newline, say).
+        stop: token ids that end the answer besides the model's end-of-sequence ids (a newline, say); leading blank
+            lines are not the answer, so that a newline before anything is said ends nothing.
         label: names the turn in the record ("q1", "update", ...).
         until: texts that end the answer as soon as it holds one of them; they stay in the recorded answer.
     """

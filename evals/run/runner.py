@@ -155,7 +155,10 @@ class Runner:
             until = turns[place].until
             return bool(until) and any(stop in self._tokenizer.decode(list(tokens)) for stop in until)
 
-        answers = generate(self._engine, [entry.row for entry in entries], logits, limits, stops, ended)
+        def unsaid(place: int, tokens: Sequence[int]) -> bool:
+            return tokens[-1] in turns[place].stop and not self._tokenizer.decode(list(tokens)).strip()
+
+        answers = generate(self._engine, [entry.row for entry in entries], logits, limits, stops, ended, unsaid)
         for entry, turn, answer in zip(entries, turns, answers, strict=True):
             entry.turns.append(self._written(turn, answer))
             entry.pending = answer.pending

@@ -50,15 +50,18 @@ def _turn(
     elif isinstance(turn.scoring, Fidelity):
         yield from _fidelity(said, led, nan)
     elif not candidates_of(turn):
-        yield from _written(turn, said, stop_ids)
+        yield from _written(turn, said, stop_ids, decode)
 
 
-def _written(turn: Turn, said: TurnRecord, stop_ids: Sequence[int]) -> Iterator[tuple[str, Any, Any]]:
+def _written(turn: Turn, said: TurnRecord, stop_ids: Sequence[int], decode: Decode) -> Iterator[tuple[str, Any, Any]]:
     """An answer in the model's own words: no longer than allowed, without its end, scored by its text."""
     most = turn.max_new_tokens
     if len(said.tokens) > most or (said.capped and len(said.tokens) < most):
         yield "tokens", len(said.tokens), f"{'exactly' if said.capped else 'at most'} {most}"
-    if ends := {*stop_ids, *turn.stop} & set(said.tokens):
+    begun = next(
+        (at for at in range(len(said.tokens)) if decode(list(said.tokens[: at + 1])).strip()), len(said.tokens)
+    )
+    if ends := {*stop_ids} & set(said.tokens) | {*turn.stop} & set(said.tokens[begun:]):
         yield "tokens", f"go on after the end {min(ends)}", "end there"
     scoring = turn.scoring
     assert not isinstance(scoring, Choice | Fidelity)

@@ -129,3 +129,20 @@ def test_likelihoods_on_an_evicted_cache_are_those_of_feeding_the_candidate(tiny
             total += float(engine.extend([twin], [[token]]).log_softmax(-1)[0, after])
         ((score,),) = continuation_scores(engine, [row], logits, [[candidate]])
         assert score == pytest.approx(total / 6, abs=1e-4)
+
+
+def test_a_stop_before_anything_is_said_is_part_of_the_answer(tiny: Fixture, text: Fixture) -> None:
+    """A newline in front of an answer: leading blank lines are not the answer."""
+    model = tiny("llama")
+    engine = model.engine()
+    want = greedy(model, text(20), 8)
+    blank = want[0]
+    row, logits = engine.prefill(text(20))
+
+    def unsaid(index: int, tokens: Any) -> bool:
+        return set(tokens) == {blank}
+
+    later = next((at for at, token in enumerate(want) if token == blank and set(want[: at + 1]) != {blank}), 8)
+    (answer,) = generate(engine, [row], logits[None], [8], [frozenset({blank})], unsaid=unsaid)
+    assert answer.tokens == want[:later]
+    assert len(answer.tokens) > 1
