@@ -2,10 +2,10 @@
 
     python benchmarks/architectures.py --out results/architectures
 
-Each class is built from its own default configuration with small sizes (classes that cannot be made small are listed as
-not built), its weights are drawn at random, and it is loaded into the engine as any model would be, self-check included.
-What loads is then compared with its own eager attention on other prompts, other chunks and more decode steps than the
-self-check uses. Classes run in batches of a process each, so that a crash costs one batch.
+Each class is built from its own default configuration with small sizes (classes that cannot be made small are listed
+as not built), its weights are drawn at random, and it is loaded into the engine as any model would be, self-check
+included. What loads is then compared with its own eager attention on other prompts, other chunks and more decode steps
+than the self-check uses. Classes run in batches of a process each, so that a crash costs one batch.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ OUTCOMES = ("right", "refused", "wrong", "traceback", "not built", "crashed")
 SIZES: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256, "sliding_window": 12,
-    "attention_window_size": 12, "attention_chunk_size": 16, "n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 256,
-    "n_ctx": 256, "n_inner": 96, "d_model": 64, "num_layers": 4, "num_heads": 4, "d_ff": 96, "ffn_dim": 96,
+    "attention_window_size": 12, "attention_chunk_size": 16, "n_embd": 64, "n_layer": 4, "n_head": 4,
+    "n_positions": 256, "n_ctx": 256, "n_inner": 96, "d_model": 64, "num_layers": 4, "num_heads": 4, "d_ff": 96,
+    "ffn_dim": 96,
     "decoder_layers": 2, "encoder_layers": 2, "decoder_attention_heads": 4, "encoder_attention_heads": 4,
     "decoder_ffn_dim": 96, "encoder_ffn_dim": 96, "num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4,
     "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "n_shared_experts": 1,
     "moe_num_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "kv_channels": 16,
-    "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 97, "embedding_size": 64, "word_embed_proj_dim": 64,
+    "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 97, "embedding_size": 64,
+    "word_embed_proj_dim": 64,
     "initializer_range": 0.2, "global_head_dim": 16, "rotary_dim": 16, "dim": 64, "n_layers": 4, "n_heads": 4,
     "ffn_hidden_size": 96, "expert_ffn_hidden_size": 32, "num_experts_per_token": 2, "moe_layer_start_index": 1,
     "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16,

@@ -50,4 +50,6 @@ def test_a_newline_stops_only_what_has_begun(
     assert list(contradictions(item, record, record, stops, tokenizer.decode)) == []
     went_on = replace(record.turns[0], tokens=tuple(script[: len(record.turns[0].tokens) + 2]))
     forged = replace(record, turns=(replace(went_on, text=tokenizer.decode(list(went_on.tokens))),))
-    assert any(field == "turns[0].tokens" for field, *_ in contradictions(item, forged, forged, stops, tokenizer.decode))
+    assert any(
+        field == "turns[0].tokens" for field, *_ in contradictions(item, forged, forged, stops, tokenizer.decode)
+    )

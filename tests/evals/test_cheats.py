@@ -128,6 +128,7 @@ def row(out: Path) -> dict[str, Any]:
         ("KeepsAll", "keeps 410 tokens of a head, its budget is 50"),
         ("Revives", "keeps slots that are not live"),
         ("WrongShape", "expected torch.bool"),
+        ("ClaimsMore", "gives itself a budget of 1099511627776, was asked for 50"),
     ],
 )
 def test_an_answer_that_breaks_the_rules_stops_the_run_by_name(
@@ -139,9 +140,7 @@ def test_an_answer_that_breaks_the_rules_stops_the_run_by_name(
     assert not (tmp_path / "r" / LEADERBOARD).exists()
 
 
-@pytest.mark.parametrize(
-    "name, says", [("ClaimsMore", "say that the budget covers them but it does not"), ("Leaky", "carries state")]
-)
+@pytest.mark.parametrize("name, says", [("Leaky", "carries state")])
 def test_lies_that_show_in_the_records_make_the_row_invalid(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, says: str
 ) -> None:
