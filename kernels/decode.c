@@ -4,47 +4,19 @@
  * depends on other rows or on the number of threads. Logits, softmax and sums are fp32. Built by native.py, which checks
  * that head_dim is a multiple of 16. Shapes and rules: types.py.
  */
-#include "exponential.h"
+#include "attention.h"
 
-#define SPLIT 512
-#define LANES 16
 #define AHEAD 24 /* slots to fetch before they are needed */
 #define AT_ONCE 4 /* query heads that share a pass over K and V */
 
-typedef float lanes __attribute__((vector_size(64)));
 typedef float eight __attribute__((vector_size(32)));
-typedef uint16_t halves __attribute__((vector_size(32)));
-typedef uint32_t words __attribute__((vector_size(64)));
-
-typedef struct {
-    const void *q, *q_sink, *k, *v;
-    const int32_t *positions, *tables, *live, *counts, *query_position, *lower, *exempt, *sink_end;
-    float *part, *part_max, *part_sum, *scores, *out, *lse, *mass;
-    int64_t q_row, q_head, sink_row, sink_head, k_page, k_slot, v_page, v_slot, positions_page;
-    int64_t tables_row, tables_head, live_row, live_head, counts_row, counts_head;
-    int64_t rows, heads, group, dim, size, width, spans, window, bf16, threads;
-    float scale, softcap;
-} launch;
 
 typedef struct {
     int count;
     int32_t slot[SPLIT];
     int32_t sink[SPLIT];
     const char *k[SPLIT], *v[SPLIT];
-} seen;
-
-static inline lanes load(const char *at, int bf16) {
-    lanes value;
-    if (bf16) {
-        halves half;
-        memcpy(&half, at, sizeof half);
-        words word = __builtin_convertvector(half, words) << 16;
-        memcpy(&value, &word, sizeof value);
-    } else {
-        memcpy(&value, at, sizeof value);
-    }
-    return value;
-}
+} visible_slots;
 
 static inline eight half_of(lanes value) {
     eight low, high;
@@ -72,15 +44,10 @@ static inline void ahead(const char *const *at, int i, int count, int64_t bytes)
 
 static int visible(const launch *a, int64_t row, int32_t k, int32_t p) {
     if (k > p || (a->window && (int64_t)p - k >= a->window)) return 0;
-    if (!a->lower || k >= a->lower[row]) return 1;
-    for (int64_t e = 0; e < a->spans; e++) {
-        const int32_t *span = a->exempt + (row * a->spans + e) * 2;
-        if (k >= span[0] && k < span[1]) return 1;
-    }
-    return 0;
+    return !a->lower || k >= a->lower[row] || is_exempt(a, row, k);
 }
 
-static void find(const launch *a, int64_t row, int64_t head, int64_t begin, int64_t end, seen *found) {
+static void find_visible(const launch *a, int64_t row, int64_t head, int64_t begin, int64_t end, visible_slots *seen) {
     const int32_t *table = a->tables + row * a->tables_row + head * a->tables_head;
     const int32_t *live = a->live + row * a->live_row + head * a->live_head;
     int64_t bytes = a->bf16 ? 2 : 4;
@@ -105,10 +72,10 @@ static void find(const launch *a, int64_t row, int64_t head, int64_t begin, int6
             for (int64_t s = 0; s < a->size; s++) last = where[s] > last ? where[s] : last;
             if (last <= p) {
                 for (int64_t s = 0; s < a->size; s++) {
-                    found->slot[count + s] = (int32_t)(at + s);
-                    found->sink[count + s] = 0;
-                    found->k[count + s] = k + s * a->k_slot * bytes;
-                    found->v[count + s] = v + s * a->v_slot * bytes;
+                    seen->slot[count + s] = (int32_t)(at + s);
+                    seen->sink[count + s] = 0;
+                    seen->k[count + s] = k + s * a->k_slot * bytes;
+                    seen->v[count + s] = v + s * a->v_slot * bytes;
                 }
                 count += (int)a->size;
                 at += a->size - 1;
@@ -117,22 +84,22 @@ static void find(const launch *a, int64_t row, int64_t head, int64_t begin, int6
         }
         int32_t k = a->positions[id * a->positions_page + slot];
         if (!visible(a, row, k, p)) continue;
-        found->slot[count] = (int32_t)at;
-        found->sink[count] = a->sink_end && k < a->sink_end[row];
-        found->k[count] = (const char *)a->k + (id * a->k_page + slot * a->k_slot) * bytes;
-        found->v[count] = (const char *)a->v + (id * a->v_page + slot * a->v_slot) * bytes;
+        seen->slot[count] = (int32_t)at;
+        seen->sink[count] = a->sink_end && k < a->sink_end[row];
+        seen->k[count] = (const char *)a->k + (id * a->k_page + slot * a->k_slot) * bytes;
+        seen->v[count] = (const char *)a->v + (id * a->v_page + slot * a->v_slot) * bytes;
         count++;
     }
-    found->count = count;
+    seen->count = count;
 }
 
 static inline __attribute__((always_inline)) void score_one(
-    const seen *found, int i, int heads, int64_t dim, int bf16, const float *q, const float *q_sink, float *logits
+    const visible_slots *seen, int i, int heads, int64_t dim, int bf16, const float *q, const float *q_sink, float *logits
 ) {
-    const float *query = found->sink[i] ? q_sink : q;
+    const float *query = seen->sink[i] ? q_sink : q;
     lanes acc[AT_ONCE] = {{0}};
     for (int64_t d = 0; d < dim; d += LANES) {
-        lanes key = load(found->k[i] + d * (bf16 ? 2 : 4), bf16);
+        lanes key = load(seen->k[i] + d * (bf16 ? 2 : 4), bf16);
         for (int g = 0; g < heads; g++) acc[g] += load((const char *)(query + g * dim + d), 0) * key;
     }
     eight sums = totals(acc);
@@ -140,22 +107,22 @@ static inline __attribute__((always_inline)) void score_one(
 }
 
 static inline __attribute__((always_inline)) void score(
-    const launch *a, const seen *found, int heads, int bf16, const float *q, const float *q_sink, float *logits,
+    const launch *a, const visible_slots *seen, int heads, int bf16, const float *q, const float *q_sink, float *logits,
     float *peak
 ) {
     int64_t dim = a->dim, bytes = bf16 ? 2 : 4;
-    int count = found->count;
+    int count = seen->count;
     int i = 0;
     for (; i + 4 <= count; i += 4) { /* four slots at once share the loads of the queries and the sums across lanes */
-        if (found->sink[i] | found->sink[i + 1] | found->sink[i + 2] | found->sink[i + 3]) {
-            for (int j = i; j < i + 4; j++) score_one(found, j, heads, dim, bf16, q, q_sink, logits);
+        if (seen->sink[i] | seen->sink[i + 1] | seen->sink[i + 2] | seen->sink[i + 3]) {
+            for (int j = i; j < i + 4; j++) score_one(seen, j, heads, dim, bf16, q, q_sink, logits);
             continue;
         }
-        for (int j = 0; j < 4; j++) ahead(found->k, i + AHEAD + j, count, dim * bytes);
+        for (int j = 0; j < 4; j++) ahead(seen->k, i + AHEAD + j, count, dim * bytes);
         lanes acc[AT_ONCE][4] = {{{0}}};
         for (int64_t d = 0; d < dim; d += LANES) {
             lanes key[4];
-            for (int j = 0; j < 4; j++) key[j] = load(found->k[i + j] + d * bytes, bf16);
+            for (int j = 0; j < 4; j++) key[j] = load(seen->k[i + j] + d * bytes, bf16);
             for (int g = 0; g < heads; g++) {
                 lanes query = load((const char *)(q + g * dim + d), 0);
                 for (int j = 0; j < 4; j++) acc[g][j] += query * key[j];
@@ -166,7 +133,7 @@ static inline __attribute__((always_inline)) void score(
             memcpy(logits + g * SPLIT + i, &sums, 4 * sizeof(float));
         }
     }
-    for (; i < count; i++) score_one(found, i, heads, dim, bf16, q, q_sink, logits);
+    for (; i < count; i++) score_one(seen, i, heads, dim, bf16, q, q_sink, logits);
     for (int g = 0; g < heads; g++) {
         float *x = logits + g * SPLIT, top = -INFINITY;
         if (a->softcap > 0)
@@ -179,13 +146,13 @@ static inline __attribute__((always_inline)) void score(
 #define WIDE 4 /* vectors of V that share the loads of the weights */
 
 static inline __attribute__((always_inline)) void weigh_part(
-    const seen *found, int count, int heads, int bf16, int vectors, int64_t d, int64_t fetch, int64_t dim,
+    const visible_slots *seen, int count, int heads, int bf16, int vectors, int64_t d, int64_t fetch, int64_t dim,
     const float *logits, float *out
 ) {
     lanes acc[AT_ONCE][WIDE] = {{{0}}};
     for (int i = 0; i < count; i++) {
-        const char *at = found->v[i] + d * (bf16 ? 2 : 4);
-        if (fetch) ahead(found->v, i + AHEAD, count, fetch);
+        const char *at = seen->v[i] + d * (bf16 ? 2 : 4);
+        if (fetch) ahead(seen->v, i + AHEAD, count, fetch);
         lanes value[WIDE];
         for (int j = 0; j < vectors; j++) value[j] = load(at + j * LANES * (bf16 ? 2 : 4), bf16);
         for (int g = 0; g < heads; g++)
@@ -196,10 +163,10 @@ static inline __attribute__((always_inline)) void weigh_part(
 }
 
 static inline __attribute__((always_inline)) void weigh(
-    const launch *a, const seen *found, int heads, int bf16, float *logits, const float *peak, float *sum, float *out
+    const launch *a, const visible_slots *seen, int heads, int bf16, float *logits, const float *peak, float *sum, float *out
 ) {
     int64_t dim = a->dim, bytes = bf16 ? 2 : 4;
-    int count = found->count;
+    int count = seen->count;
     for (int g = 0; g < heads; g++) {
         float *x = logits + g * SPLIT, all = 0;
         for (int i = 0; i < count; i++) x[i] = exponential(x[i] - peak[g]);
@@ -208,21 +175,15 @@ static inline __attribute__((always_inline)) void weigh(
     }
     for (int64_t d = 0; d < dim; d += WIDE * LANES) {
         int64_t vectors = (dim - d) / LANES < WIDE ? (dim - d) / LANES : WIDE;
-        if (vectors == WIDE) weigh_part(found, count, heads, bf16, WIDE, d, d == 0 ? dim * bytes : 0, dim, logits, out);
+        if (vectors == WIDE) weigh_part(seen, count, heads, bf16, WIDE, d, d == 0 ? dim * bytes : 0, dim, logits, out);
         else for (int64_t one = 0; one < vectors; one++)
-            weigh_part(found, count, heads, bf16, 1, d + one * LANES, d + one == 0 ? dim * bytes : 0, dim, logits, out);
+            weigh_part(seen, count, heads, bf16, 1, d + one * LANES, d + one == 0 ? dim * bytes : 0, dim, logits, out);
     }
 }
 
 static void copy_query(const launch *a, const void *from, int64_t offset, float scale, float *to) {
     for (int64_t d = 0; d < a->dim; d++) {
-        float value;
-        if (a->bf16) {
-            uint32_t word = (uint32_t)((const uint16_t *)from)[offset + d] << 16;
-            memcpy(&value, &word, sizeof value);
-        } else {
-            value = ((const float *)from)[offset + d];
-        }
+        float value = a->bf16 ? widen(((const uint16_t *)from)[offset + d]) : ((const float *)from)[offset + d];
         to[d] = value * scale;
     }
 }
@@ -231,8 +192,8 @@ static void one_split(const launch *a, int64_t row, int64_t head, int64_t split,
     int64_t end = (int64_t)a->counts[row * a->counts_row + head * a->counts_head] * a->size;
     int64_t begin = split * SPLIT, slots = a->width * a->size;
     if (end > begin + SPLIT) end = begin + SPLIT;
-    seen found;
-    find(a, row, head, begin, end, &found);
+    visible_slots seen;
+    find_visible(a, row, head, begin, end, &seen);
     float logits[AT_ONCE * SPLIT], q[AT_ONCE * a->dim], q_sink[AT_ONCE * a->dim];
     for (int64_t g = 0; g < a->group; g += AT_ONCE) {
         int heads = a->group - g < AT_ONCE ? (int)(a->group - g) : AT_ONCE;
@@ -247,20 +208,20 @@ static void one_split(const launch *a, int64_t row, int64_t head, int64_t split,
         }
 #define SCORE(N)                                                                                       \
     case N:                                                                                            \
-        if (a->bf16) score(a, &found, N, 1, q, q_sink, logits, peak);                                   \
-        else score(a, &found, N, 0, q, q_sink, logits, peak);                                           \
+        if (a->bf16) score(a, &seen, N, 1, q, q_sink, logits, peak);                                   \
+        else score(a, &seen, N, 0, q, q_sink, logits, peak);                                           \
         break;
         switch (heads) { SCORE(1) SCORE(2) SCORE(3) SCORE(4) }
         if (a->scores)
             for (int j = 0; j < heads; j++) {
                 float *scores = a->scores + (row * a->heads * a->group + first + j) * slots;
                 for (int64_t s = begin; s < end; s++) scores[s] = -INFINITY;
-                for (int i = 0; i < found.count; i++) scores[found.slot[i]] = logits[j * SPLIT + i];
+                for (int i = 0; i < seen.count; i++) scores[seen.slot[i]] = logits[j * SPLIT + i];
             }
 #define WEIGH(N)                                                                                       \
     case N:                                                                                            \
-        if (a->bf16) weigh(a, &found, N, 1, logits, peak, sum, out);                                    \
-        else weigh(a, &found, N, 0, logits, peak, sum, out);                                            \
+        if (a->bf16) weigh(a, &seen, N, 1, logits, peak, sum, out);                                    \
+        else weigh(a, &seen, N, 0, logits, peak, sum, out);                                            \
         break;
         switch (heads) { WEIGH(1) WEIGH(2) WEIGH(3) WEIGH(4) }
         for (int j = 0; j < heads; j++) {
@@ -276,7 +237,7 @@ static void merge(const launch *a, int64_t row, int64_t head, int64_t splits) {
     int64_t filled = (end + SPLIT - 1) / SPLIT, slots = a->width * a->size;
     for (int64_t g = 0; g < a->group; g++) {
         int64_t query = row * a->heads * a->group + head * a->group + g;
-        float top = -INFINITY, sum = 0, *out = a->out + query * a->dim;
+        float top = -INFINITY, sum = 0, *out = (float *)a->out + query * a->dim;
         for (int64_t s = 0; s < filled; s++)
             if (a->part_max[query * splits + s] > top) top = a->part_max[query * splits + s];
         memset(out, 0, a->dim * sizeof(float));

@@ -1,10 +1,10 @@
 """The public operations: one function each, checked arguments, Triton on CUDA and torch on the CPU.
 
 Shapes are in the legend of `kvgate.kernels.types`. Every function takes `backend`: "torch", "triton", "native" or None
-(the environment's KVGATE_BACKEND if set, else triton on CUDA and native elsewhere). native is torch, with decode in
-fp32 and bf16 and the softmax of prefill compiled wherever there is a C compiler. Bad arguments raise ValueError and
-change nothing. Floating point tensors are float32, float16 or bfloat16, K, V and queries alike; fp8 and learned sink
-logits are refused by name.
+(the environment's KVGATE_BACKEND if set, else triton on CUDA and native elsewhere). native is torch, with
+decode, extend and prefill with mass in fp32 and bf16 compiled wherever there is a C compiler. Bad arguments raise
+ValueError and change nothing. Floating point tensors are float32, float16 or bfloat16, K, V and queries alike; fp8 and
+learned sink logits are refused by name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Protocol, cast, get_args
 import torch
 from torch import Tensor
 
-from kvgate.kernels import checks, native, torch_ops, torch_pages
+from kvgate.kernels import checks, native, torch_ops, torch_pages, torch_prefill
 from kvgate.kernels.types import Attention, Backend, PagedKV, Pools, Rules
 
 
@@ -87,7 +87,7 @@ def decode_attention(
     _check(q_RQD, "q_RQD", cache, query_position_R, rules)
     rows = tables_RHP.shape[0]
     checks.require(q_RQD.shape[0] == rows, f"q_RQD: {q_RQD.shape[0]} rows, the tables have {rows}")
-    if choose_backend(backend, q_RQD.device) == "native" and native.serves(q_RQD):
+    if choose_backend(backend, q_RQD.device) == "native" and native.serves(q_RQD, 16):
         return native.decode(q_RQD, cache, query_position_R, rules, want_mass)
     return _attention(backend, q_RQD).decode(q_RQD, cache, query_position_R, rules, want_mass)
 
@@ -125,6 +125,8 @@ def extend_attention(
     checks.require(row_start_R1.dtype == torch.int32, f"row_start_R1: dtype {row_start_R1.dtype}, expected torch.int32")
     row_start: list[int] = row_start_R1.tolist()
     checks.row_starts(row_start, tables_RHP.shape[0], q_TQD.shape[0])
+    if choose_backend(backend, q_TQD.device) == "native" and native.serves(q_TQD):
+        return native.extend(q_TQD, cache, query_position_T, row_start_R1.cpu(), rules, want_mass)
     return _attention(backend, q_TQD).extend(q_TQD, cache, query_position_T, row_start, rules, want_mass)
 
 
@@ -150,12 +152,9 @@ def prefill_attention(
     checks.require(q_TQD.shape[0] == tokens, f"q_TQD: {q_TQD.shape[0]} tokens, k_THD has {tokens}")
     rules = Rules(scale, native_window=native_window, softcap=softcap)
     checks.logits(rules)
-    if (
-        choose_backend(backend, q_TQD.device) == "native"
-        and q_TQD.device.type == "cpu"
-        and native.library() is not None
-    ):
-        return torch_ops.prefill(q_TQD, k_THD, v_THD, rules, want_mass, compiled=True)
+    compiled = choose_backend(backend, q_TQD.device) == "native" and native.serves(q_TQD)
+    if compiled and not torch_prefill.is_flash(q_TQD, rules, want_mass):
+        return native.prefill(q_TQD, k_THD, v_THD, rules, want_mass)
     return _attention(backend, q_TQD).prefill(q_TQD, k_THD, v_THD, rules, want_mass)
 
 

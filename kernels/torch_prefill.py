@@ -1,30 +1,31 @@
-"""Prefill of one sequence on an empty cache on the CPU: SDPA, or blocks of queries when column mass is wanted."""
+"""Prefill of one sequence on an empty cache in plain torch: SDPA, or blocks of queries when column mass is wanted."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from kvgate.kernels import native
 from kvgate.kernels.types import Attention, Rules
 
-# Queries per block. In plain torch their logits stay in the cache; compiled, fewer passes go over them, and small
-# products would cost more than the cache saves.
-_BLOCK, _COMPILED_BLOCK = 64, 128
+_BLOCK = 64  # queries whose logits stay in the cache
 _FADED = 1e-20  # a weight too small to recover the log-sum-exp from
 
 
-def prefill(
-    q_TQD: Tensor, k_THD: Tensor, v_THD: Tensor, rules: Rules, want_mass: bool, compiled: bool = False
-) -> Attention:
-    """Causal attention over the sequence's own tokens. `compiled`: softmax and mass by `native.soften`."""
-    tokens = q_TQD.shape[0]
-    if rules.native_window is not None and rules.native_window >= tokens:
-        rules = Rules(rules.scale, softcap=rules.softcap)
-    plain = rules.softcap is None and rules.native_window is None and q_TQD.device.type == "cpu"
-    if plain and tokens and not want_mass:
+def prefill(q_TQD: Tensor, k_THD: Tensor, v_THD: Tensor, rules: Rules, want_mass: bool) -> Attention:
+    """Causal attention over the sequence's own tokens."""
+    if is_flash(q_TQD, rules, want_mass):
         return _flash(q_TQD, k_THD, v_THD, rules.scale)
-    return _blocks(q_TQD, k_THD, v_THD, rules, want_mass, compiled)
+    if rules.native_window is not None and rules.native_window >= q_TQD.shape[0]:
+        rules = Rules(rules.scale, softcap=rules.softcap)
+    return _blocks(q_TQD, k_THD, v_THD, rules, want_mass)
+
+
+def is_flash(q_TQD: Tensor, rules: Rules, want_mass: bool) -> bool:
+    """Whether plain SDPA does: no mass, no soft cap and no window that hides anything."""
+    tokens = q_TQD.shape[0]
+    open_window = rules.native_window is None or rules.native_window >= tokens
+    plain = rules.softcap is None and open_window and q_TQD.device.type == "cpu"
+    return plain and tokens > 0 and not want_mass
 
 
 def _flash(q_TQD: Tensor, k_THD: Tensor, v_THD: Tensor, scale: float) -> Attention:
@@ -36,7 +37,7 @@ def _flash(q_TQD: Tensor, k_THD: Tensor, v_THD: Tensor, scale: float) -> Attenti
     return Attention(out[0].transpose(0, 1).contiguous(), lse[0].float().t().contiguous(), None)
 
 
-def _blocks(q_TQD: Tensor, k_THD: Tensor, v_THD: Tensor, rules: Rules, want_mass: bool, compiled: bool) -> Attention:
+def _blocks(q_TQD: Tensor, k_THD: Tensor, v_THD: Tensor, rules: Rules, want_mass: bool) -> Attention:
     """Block by block with a full-row softmax; logits, softmax and mass in fp32."""
     tokens, query_heads, dim = q_TQD.shape
     kv_heads = k_THD.shape[1]
@@ -46,10 +47,9 @@ def _blocks(q_TQD: Tensor, k_THD: Tensor, v_THD: Tensor, rules: Rules, want_mass
     mass = torch.zeros((kv_heads, tokens), dtype=torch.float32, device=q_TQD.device) if want_mass else None
     k_HDT = k_THD.permute(1, 2, 0).float()
     v_HTD = v_THD.transpose(0, 1).contiguous()
-    most = _COMPILED_BLOCK if compiled else _BLOCK
-    room = torch.empty((1 if compiled else 2, query_heads * most * tokens), dtype=torch.float32, device=q_TQD.device)
-    for first in range(0, tokens, most):
-        last = min(tokens, first + most)
+    room = torch.empty((2, query_heads * _BLOCK * tokens), dtype=torch.float32, device=q_TQD.device)
+    for first in range(0, tokens, _BLOCK):
+        last = min(tokens, first + _BLOCK)
         begin = 0 if rules.native_window is None else max(0, first - rules.native_window + 1)
         shape = (kv_heads, group * (last - first), last - begin)
         size = shape[0] * shape[1] * shape[2]
@@ -58,16 +58,11 @@ def _blocks(q_TQD: Tensor, k_THD: Tensor, v_THD: Tensor, rules: Rules, want_mass
         if rules.softcap is not None:
             logits.div_(rules.softcap).tanh_().mul_(rules.softcap)
         rows = logits.view(query_heads, last - first, -1)
-        if compiled:
-            sums, columns = native.soften(rows, kv_heads, first - begin, rules.native_window, want_mass)
-            weights = logits
-        else:
-            _hide(rows, first - begin, rules.native_window)
-            weights = torch.softmax(logits, -1, out=room[1, :size].view(shape))
-            sums = _log_sum(logits, weights, first - begin, last - first).view(query_heads, -1)
-            columns = weights.sum(1) if want_mass else None
-        if mass is not None and columns is not None:
-            mass[:, begin:last] += columns
+        _hide(rows, first - begin, rules.native_window)
+        weights = torch.softmax(logits, -1, out=room[1, :size].view(shape))
+        sums = _log_sum(logits, weights, first - begin, last - first).view(query_heads, -1)
+        if mass is not None:
+            mass[:, begin:last] += weights.sum(1)
         mixed = torch.bmm(weights.to(v_HTD.dtype), v_HTD[:, begin:last])
         out[first:last] = mixed.view(query_heads, last - first, dim).transpose(0, 1)
         lse[first:last] = sums.t()
