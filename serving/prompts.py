@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvgate.serving.errors import ApiError
@@ -22,10 +23,12 @@ class Prompts:
 
     tokenizer: Any
     vocabulary: int
+    _one: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def of_text(self, text: str, param: str = "prompt") -> list[int]:
         """Ids of a plain text, with the BOS that the tokenizer puts there itself."""
-        ids: list[int] = self.tokenizer.encode(text)
+        with self._one:  # fast tokenizers do not like to be entered by two threads at once
+            ids: list[int] = self.tokenizer.encode(text)
         if not ids and getattr(self.tokenizer, "bos_token_id", None) is not None:
             ids = [self.tokenizer.bos_token_id]
         if not ids:
@@ -53,7 +56,8 @@ class Prompts:
         except Exception as error:  # a template raises what it likes at roles or orders it does not know
             reason = " ".join(str(error).split())[:200]
             raise ApiError(400, f"messages do not fit the model's chat template: {reason}", param="messages") from error
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        with self._one:
+            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
 
     def _checked(self, ids: list[Any]) -> list[int]:

@@ -114,7 +114,8 @@ class Controller:
         closed = self._open.pop(name)
         if closed.quality is not None:
             part = self.progress.judge.slice_of(closed.longest)
-            self._write("pair", {"quality": round(closed.quality, 9), "slice": part, "turns": closed.turns}, now)
+            # Three digits keep the distinct values few, and with them what limits cost to compute.
+            self._write("pair", {"quality": round(closed.quality, 3), "slice": part, "turns": closed.turns}, now)
         if self.progress.state not in ("canary", "full"):
             return
         (self._canary if closed.arm == "canary" else self._exact).append(closed.guards)

@@ -39,6 +39,7 @@ class Stream:
     counts: dict[float, int] = field(default_factory=dict)
     _steps: dict[float, tuple[NDArray[np.float64], NDArray[np.float64]]] = field(default_factory=dict)
     _log_block: float | None = None
+    _bounds: tuple[int, float, tuple[float, float]] | None = None
 
     def add(self, difference: float) -> None:
         """One conversation, in [-1, 1]."""
@@ -64,8 +65,10 @@ class Stream:
 
     def bounds(self, alpha: float) -> tuple[float, float]:
         """Lower and upper limit of the mean, each wrong at any time with probability at most ``alpha``."""
-        seen = dict(self.counts)  # the controller's thread goes on
-        return confidence_bounds(np.repeat(list(seen), list(seen.values())), alpha)
+        if self._bounds is None or self._bounds[:2] != (self.count, alpha):
+            count, seen = self.count, dict(self.counts)  # the controller's thread goes on
+            self._bounds = count, alpha, confidence_bounds(np.repeat(list(seen), list(seen.values())), alpha)
+        return self._bounds[2]
 
     @property
     def log_pass(self) -> float:
