@@ -76,7 +76,7 @@ def _config(
         "kind": "kvgate-canary",
         "policy": {
             "name": first["policy"],
-            "params": first["params"],
+            "params": _parameters(run, first["label"]),
             "budget": {"ratio": first["ratio"]} if first["ratio"] is not None else {"tokens": int(first["budget"])},
         },
         "mode": "shadow" if shadow else "canary",
@@ -123,6 +123,12 @@ def _made_again(found: RerunRecord | None) -> dict[str, Any] | None:
         return None
     names = ("share", "cells", "answers", "scores", "same_machine")
     return {name: value for name, value in asdict(found).items() if name in names}
+
+
+def _parameters(run: FinishedRun, label: str) -> dict[str, Any]:
+    """What the plan gave the policy beside its budget: with these it can be made again for any prompt."""
+    settings = next(record.settings for record in run.records if record.label == label)
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in (settings or {}).items()}
 
 
 def _rollout(gate: Mapping[str, Any]) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def parse_canary(raw: Any, where: str = "canary") -> Canary:
         policy["name"],
         policy["params"],
         request,
-        f"{kind.name}@{request:.4g}" if isinstance(request, float) else f"{kind.name}@{request}",
+        _label(kind.name, policy["params"], request),
         Scope(
             scope["model"]["weights_hash"],
             scope["longest_tokens"],
@@ -91,3 +91,10 @@ def parse_canary(raw: Any, where: str = "canary") -> Canary:
         f"{raw['evidence']['config_hash']}-{raw['evidence']['samples_hash']}-{raw['evidence']['gate']['content_hash']}",
         raw["traffic_fraction"],
     )
+
+
+def _label(name: str, params: Mapping[str, Any], request: float | int) -> str:
+    """As leaderboards name it."""
+    shown = ",".join(f"{key}={value}" for key, value in sorted(params.items()))
+    budget = f"{request:.4g}" if isinstance(request, float) else str(request)
+    return f"{name}({shown})@{budget}" if shown else f"{name}@{budget}"

@@ -20,6 +20,7 @@ from kvgate.evals.leaderboard.finished import load_run
 from kvgate.evals.log.names import CHECKS, LEADERBOARD
 from kvgate.evals.log.records import CellRecord
 from kvgate.evals.log.seal import require_sealed
+from kvgate.serving.canary.settings import load_canary
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,8 @@ def test_an_enabled_policy_gets_a_shadow_canary_within_its_scope(made: MadeRun, 
     path = Path(capsys.readouterr().out.strip())
     config = yaml.safe_load(path.read_text())
     jsonschema.validate(config, json.loads((files("kvgate") / "configs/schemas/canary.schema.json").read_text()))
+    server = load_canary(path)
+    assert (server.label, server.judge.shadow_only, server.policy(101).budget) == ("h2o@0.5", True, 50)
     assert config["mode"] == "shadow"
     assert config["traffic_fraction"] == 0.0
     assert config["policy"]["name"] == "h2o"
