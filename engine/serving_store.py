@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgate.compressors.policy import Policy
 from kvgate.engine import prefix, swap
 from kvgate.engine.engine import Engine
 from kvgate.engine.sequence import Sequence
@@ -213,7 +212,7 @@ class EngineStore:
                 self._charged[slot] = held
             dropping |= row.policy is not None
         for row in self.shadows:
-            self.ledger.claim(self.engine.tables.held(row.id), _NOBODY)
+            self.ledger.claim(self.engine.tables.held(row.id), 0)  # no tenant asked for them
         if dropping:
             self.ledger.reconcile()
 
@@ -221,26 +220,9 @@ class EngineStore:
         """Free pages that nobody was promised."""
         return self.engine.tables.pool.free - self._owed()
 
-    def pages_to_gather(self, slot: int) -> int:
-        """Most pages that copying what the slot's row keeps can take, and a step of two rows."""
-        return (self._held(self.rows[slot]) + 4) * self._heads
-
     def blocks_held(self, slot: int) -> int:
         """Blocks that the slot's row holds, by its longest page list."""
         return self._held(self.rows[slot])
-
-    def fork(self, slot: int, policy: Policy | None) -> Sequence:
-        """A row beside the slot's that shares its pages, outside of all promises; give it to :meth:`drop`."""
-        row = self.engine.fork(self.rows[slot], policy)
-        self._forked = True
-        self.shadows.append(row)
-        return row
-
-    def fork_shadow(self, shadow: Sequence) -> Sequence:
-        """A row beside a shadow."""
-        row = self.engine.fork(shadow)
-        self.shadows.append(row)
-        return row
 
     def drop(self, shadow: Sequence, tickets: Iterable[int] = ()) -> None:
         """Release a shadow."""

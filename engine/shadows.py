@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvgate.compressors.policy import Policy
 from kvgate.engine.sequence import Sequence
 from kvgate.engine.served import Served
 from kvgate.engine.serving_store import EngineStore
@@ -79,12 +80,12 @@ class Shadows:
         """Fork the slot's row. A policy that cannot take it over leaves the comparison missing."""
         beside = served.beside
         assert beside is not None, "no comparison was asked for"
-        if served.policy is not None and self._store.spare_pages() < self._store.pages_to_gather(slot):
+        if served.policy is not None and self._store.spare_pages() < self._to_gather(slot):
             # The row's policy will gather what it keeps while the shadow holds on to all pages.
             self._report(served.spec.id, Compared(0, 0, 0.0, 0.0, None, 0, "no pages to spare"))
             return
         try:
-            row = self._store.fork(slot, beside.policy)
+            row = self._fork(self._store.rows[slot], beside.policy)
         except ValueError as error:
             self._report(served.spec.id, Compared(0, 0, 0.0, 0.0, None, 0, str(error)))
             return
@@ -129,7 +130,7 @@ class Shadows:
         beside = shadow.served.beside
         if chosen != token and shadow.own is None and beside is not None and beside.answer:
             before = [*shadow.served.fed]
-            own = _Own(self._store.fork_shadow(shadow.row), before, chosen)
+            own = _Own(self._fork(shadow.row), before, chosen)
             shadow.own = own
             self._take(shadow, own, chosen)
 
@@ -167,6 +168,16 @@ class Shadows:
             self._give_up(self._live[next(reversed(self._live))], "no pages to spare")
 
     # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _fork(self, row: Sequence, policy: Policy | None = None) -> Sequence:
+        """A row beside ``row`` that shares its pages, outside of all promises."""
+        made = self._store.engine.fork(row, policy)
+        self._store.shadows.append(made)
+        return made
+
+    def _to_gather(self, slot: int) -> int:
+        """Most pages that copying what the slot's row keeps can take, and a step of two rows."""
+        return (self._store.blocks_held(slot) + 4) * self._store.engine.tables.geometry.heads
 
     def _take(self, shadow: _Shadow, own: _Own, token: int) -> None:
         own.pending = token

@@ -23,7 +23,7 @@ def canary_data(weights_hash: str = "6" * 32, dtype: str = "float32", **changes:
         "evidence": {
             "run": "made", "gate": {"name": "production", "content_hash": "7" * 32, "shipped": True},
             "config_hash": "1" * 32, "samples_hash": "2" * 32,
-            "seal": "3" * 64, "verified": {"items": 1, "cells": 2},
+            "seal": "3" * 64, "verified": {"items": 1, "cells": 2}, "rerun": None,
             "git": {"revision": "4" * 40, "dirty": False}, "code_hash": "5" * 32, "reasons": [],
         },
     }  # fmt: skip
