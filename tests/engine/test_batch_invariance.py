@@ -116,6 +116,18 @@ def test_tiles_are_the_plain_layer(tiny: Fixture) -> None:
         assert set(tiled.state_dict()) == set(plain.state_dict()), "what is saved has the same names"
 
 
+def test_packed_tiles_are_as_exact_as_the_plain_bf16_product(halved: Fixture) -> None:
+    for name in ("llama", "gpt2"):
+        layers = [part for part in halved(name, "batch").module.modules() if isinstance(part, Tiled)]
+        for layer in layers:
+            x = torch.randn(70, layer.in_features, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
+            weight = layer.weight if layer.transposed else layer.weight.t()
+            with torch.no_grad():
+                want = x.double() @ weight.double() + (0 if layer.bias is None else layer.bias.double())
+                apart = (layer(x).double() - want).abs()
+            assert float((apart / (want.abs() + want.std())).max()) < 2**-7, "one rounding to bf16, of exact sums"
+
+
 def test_changed_weights_are_packed_again(halved: Fixture) -> None:
     layer = halved("llama", "batch").module.model.layers[0].self_attn.q_proj
     assert isinstance(layer, Tiled)

@@ -19,6 +19,11 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--model", help="hub id, folder, or 'embedded' (default: the plan's)")
     parser.add_argument("--revision", help="hub revision of the model")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="weights and cache")
+    parser.add_argument(
+        "--numerics", choices=("fast", "batch", "order", "portable"),
+        help="what rounding may depend on: anything; not on who else is in the batch (default in bfloat16); nor on how "
+        "tokens are fed; the same in float32",
+    )  # fmt: skip
     parser.add_argument("--seed", type=whole(0, MOST_SEED), help="seed of the items")
     parser.add_argument("--seeds", metavar="N,N,...", help="several seeds of the items in one run with one verdict")
     parser.add_argument("--primary", metavar="LABEL", help="the one row that may be enabled, at the gate's whole alpha")
@@ -49,7 +54,7 @@ def main(options: argparse.Namespace) -> int:
     from kvgate.evals.run.execute import execute
     from kvgate.evals.run.prepare import prepare
 
-    keys = ("model", "revision", "dtype", "seed", "gate", "primary")
+    keys = ("model", "revision", "dtype", "numerics", "seed", "gate", "primary")
     overrides: dict[str, Any] = {key: getattr(options, key) for key in keys if getattr(options, key) is not None}
     if options.seeds is not None:
         overrides["seeds"] = _seeds(options.seeds)
