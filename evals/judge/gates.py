@@ -6,21 +6,25 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
 
 from kvgate import strict_yaml
 from kvgate.evals.data.items import digest
 from kvgate.evals.judge.columns import SliceKey
+from kvgate.typed import STRICT, parse
 
 Grouping = tuple[SliceKey, ...]
 
-
-MOST = 1e12  # of any number
+Count = Annotated[int, Field(le=10**12)]
 
 
 @dataclass(frozen=True)
 class SuiteRule:
     """What one suite asks instead of the gate's own numbers, and why."""
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = STRICT
 
     reason: str
     m_suite: float | None = None
@@ -51,19 +55,21 @@ class Gate:
         suites: rules of single suites.
     """
 
-    name: str
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = STRICT
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
     m_suite: float
     m_slice: float
     alpha: float = 0.05
     floor: float = 0.6
     floor_confidence: float = 0.95
-    min_items: int = 250
-    min_clusters: int = 100
-    min_slice_clusters: int = 30
+    min_items: Count = 250
+    min_clusters: Count = 100
+    min_slice_clusters: Count = 30
     slice_by: Grouping | tuple[Grouping, ...] = ("task", "length", "depth")
-    depth_bins: int = 5
+    depth_bins: Count = 5
     slice_alarm: float = 0.5
-    alarm_clusters: int = 3
+    alarm_clusters: Count = 3
     memory_tolerance: float = 0.05
     length_drift: float = 0.1
     max_excluded: float = 0.5
@@ -154,72 +160,23 @@ def _shipped(name: str) -> Gate:
 
 
 def parse_gate(text: str, source: str) -> Gate:
-    """A gate from YAML text; ``source`` names it in errors."""
-    raw = strict_yaml.load(text, f"gate {source}")
-    if not isinstance(raw, dict):
-        raise ValueError(f"gate {source}: a mapping of fields is needed, got {type(raw).__name__}")
-    values = {"name": source, **raw}
-    _known(values, Gate, f"gate {source}: ")
-    for missing in ("m_suite", "m_slice"):
-        if missing not in values:
-            raise ValueError(f"gate {source}: {missing} is missing; give the largest loss you accept, for example 0.03")
-    values["suites"] = _suite_rules({} if values.get("suites") is None else values["suites"], source)
-    if "slice_by" in values:
-        values["slice_by"] = _slice_by(values["slice_by"], source)
-    for spec in fields(Gate):
-        if spec.name in values:
-            values[spec.name] = _typed(values[spec.name], str(spec.type), f"gate {source}: {spec.name}")
-    return Gate(**values)
-
-
-def _suite_rules(raw: object, source: str) -> dict[str, SuiteRule]:
-    if not isinstance(raw, dict):
-        raise ValueError(f"gate {source}: suites is {raw!r}; map suite names to their rules")
-    rules = {}
-    for suite, rule in raw.items():
-        where = f"gate {source}: suites.{suite}"
-        if not isinstance(rule, dict):
-            raise ValueError(f"{where} is {rule!r}; give a mapping with a reason")
-        _known(rule, SuiteRule, f"{where}.")
-        if not isinstance(rule.get("reason"), str):
-            raise ValueError(f"{where}.reason is missing; say why the suite differs")
-        numbers = {key: _typed(value, "float", f"{where}.{key}") for key, value in rule.items() if key != "reason"}
-        rules[str(suite)] = SuiteRule(reason=rule["reason"], **numbers)
-    return rules
-
-
-def _slice_by(raw: object, source: str) -> Grouping | tuple[Grouping, ...]:
-    entries: list[Any] = raw if isinstance(raw, list) else [None]
-    nested = any(isinstance(entry, list) for entry in entries)
-    known = get_args(SliceKey)
-    for keys in entries if nested else [entries]:
-        if not isinstance(keys, list) or any(key not in known for key in keys) or len(set(keys)) != len(keys):
-            raise ValueError(
-                f"gate {source}: slice_by is {raw!r}; list some of {', '.join(known)}, each once, or several such lists"
-            )
-    return tuple(tuple(keys) for keys in entries) if nested else tuple(entries)
-
-
-def _known(values: Mapping[str, Any], kind: type[Gate] | type[SuiteRule], where: str) -> None:
-    names = [spec.name for spec in fields(kind)]
-    for key in values:
-        if key not in names:
-            raise ValueError(f"{where}{key} is not a field; known: {', '.join(names)}")
-
-
-def _typed(value: Any, kind: str, where: str) -> Any:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and -MOST <= value <= MOST  # nor is NaN
-    if kind == "float":
-        if not number:
-            raise ValueError(f"{where} is {value!r}; give a finite number")
-        return float(value)
-    if kind == "int" and (not number or value != int(value)):
-        raise ValueError(f"{where} is {value!r}; give a whole number")
-    if kind == "bool" and not isinstance(value, bool):
-        raise ValueError(f"{where} is {value!r}; give true or false")
-    if kind == "str" and (not isinstance(value, str) or not value):
-        raise ValueError(f"{where} is {value!r}; give a name")
-    return int(value) if kind == "int" else value
+    """A gate from YAML text; ``source`` names it in errors. ValueError names the field, its value and what to do."""
+    where = f"gate {source}"
+    raw = strict_yaml.load(text, where)
+    if isinstance(raw, dict):
+        for missing in ("m_suite", "m_slice"):
+            if missing not in raw and set(raw) <= {spec.name for spec in fields(Gate)}:
+                raise ValueError(f"{where}: {missing} is missing; give the largest loss you accept, for example 0.03")
+        raw = {"name": source, **raw, "suites": {} if raw.get("suites") is None else raw["suites"]} if raw else raw
+    try:
+        gate = parse(Gate, raw, where)
+    except ValueError as error:
+        # What the gate itself refuses names it already.
+        raise ValueError(str(error).removeprefix(f"{where}: ") if ": gate " in str(error) else str(error)) from error
+    for keys in gate.groupings:
+        if len(set(keys)) != len(keys):
+            raise ValueError(f"{where}: slice_by is {gate.slice_by!r}; list each key once")
+    return gate
 
 
 def _check_fractions(gate: Gate) -> None:

@@ -170,7 +170,12 @@ def _first(kind: Any, error: ValidationError) -> str:
     if fault["type"] == "missing":
         return f"{name} is missing"
     message = fault["msg"][0].lower() + fault["msg"][1:]
-    message = message.removeprefix("value error, ").replace("input should be", "give").replace("tuple", "list")
+    message = (
+        message.removeprefix("value error, ")
+        .replace("input should be", "give")
+        .replace("give an object", "give a mapping")
+        .replace("tuple", "list")
+    )
     return f"{name} is {_short(repr(fault['input']))}; {_short(message, 300)}" if name else _short(message, 300)
 
 

@@ -23,6 +23,7 @@ from tiny_model import save_tiny_model
 from kvgate.cli.main import main
 from kvgate.evals.log.names import CHECKS, MANIFEST, SAMPLES, SEAL, STOP
 from kvgate.evals.log.run_folder import write_json
+from kvgate.evals.run.prepare import prepare  # noqa: F401  # brings torch in before any alarm is set
 from kvgate.lifecycle import config as lifecycle_config
 
 SECONDS = 30  # more is a hang

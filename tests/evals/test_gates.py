@@ -50,7 +50,7 @@ def test_depth_bins() -> None:
     ("text", "names"),
     [
         ("m_suite: 0.03", ["m_slice", "missing"]),
-        (GOOD + "margin: 1", ["margin", "not a field"]),
+        (GOOD + "margin: 1", ["margin", "unknown key"]),
         ("m_suite: 0\nm_slice: 0.1", ["m_suite", "0"]),
         ("m_suite: -0.1\nm_slice: 0.1", ["m_suite", "-0.1"]),
         ("m_suite: 0.2\nm_slice: 0.1", ["m_slice", "0.1", "at least m_suite"]),
@@ -72,7 +72,7 @@ def test_depth_bins() -> None:
         (GOOD + "suites: [code]", ["suites", "code"]),
         (GOOD + "suites: {code: {m_suite: 0.05}}", ["suites.code.reason"]),
         (GOOD + "suites: {code: {m_suite: 0.05, reason: ' '}}", ["suites.code.reason"]),
-        (GOOD + "suites: {code: {colour: 1, reason: why}}", ["suites.code.colour"]),
+        (GOOD + "suites: {code: {colour: 1, reason: why}}", ["suites.code", "'colour'"]),
         (GOOD + "suites: {code: {m_slice: 0.9, reason: why}}", ["suites.code.m_slice", "0.9"]),
         ("[1, 2]", ["mapping"]),
         ("a: [", ["not YAML"]),

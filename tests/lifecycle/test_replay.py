@@ -229,7 +229,7 @@ def test_malformed_tables_and_missing_files_are_named(tmp_path: Path) -> None:
         ({"tenants": {"a": {"degrade": 1}}}, r"tenants\.a\.degrade is 1; give a valid boolean"),
         ({"tenants": 3}, "tenants is 3; give"),
         ({"admission": {"reserve": 0.99, "watermark_max": 0.5}}, "needs under 1"),
-        ([1], "c: give an object"),
+        ([1], "c: give a mapping"),
     ],
 )
 def test_settings_that_cannot_work_are_named(raw: object, named: str) -> None:
