@@ -25,9 +25,9 @@ from kvgate.compressors.scored import Scored
 from kvgate.engine.engine import Engine
 from kvgate.engine.models import LoadedModel, load_model
 from kvgate.evals.data.tokens import Tokens
-from kvgate.evals.plan.cells import Column, columns, resolve
+from kvgate.evals.plan.cells import Configuration, configurations, resolve
 from kvgate.evals.plan.config import RunConfig, SuiteChoice, parse_policy, shipped
-from kvgate.evals.suites.base import Order
+from kvgate.evals.suites.base import BuildSpec
 from kvgate.evals.suites.catalog import suite_class
 
 PAGE_SIZES, QUESTION = (8, 16, 32), 32
@@ -43,13 +43,13 @@ def main() -> None:
     options = parser.parse_args()
     loaded = load_model()
     choices = tuple(parse_policy({"use": name, "budgets": [options.budget]}, name) for name in shipped("policies"))
-    found = columns(RunConfig("policies", (SuiteChoice("retrieval"),), choices))[1:]
+    found = configurations(RunConfig("policies", (SuiteChoice("retrieval"),), choices))[1:]
     rows = []
     for length in map(int, options.lengths.split(",")):
-        order = Order(counts={length: 1}, tasks=("single",))
-        context = list(suite_class("retrieval")().build(Tokens(loaded.tokenizer), order)[0].context)
-        for column in found:
-            rows.append(_measured(loaded, context, column, options.repeats))
+        spec = BuildSpec(counts={length: 1}, tasks=("single",))
+        context = list(suite_class("retrieval")().build(Tokens(loaded.tokenizer), spec)[0].context)
+        for configuration in found:
+            rows.append(_measured(loaded, context, configuration, options.repeats))
             print(json.dumps(rows[-1]), flush=True)
     machine = {"threads": torch.get_num_threads(), "cores": os.cpu_count(), "torch": torch.__version__}
     if options.out:
@@ -58,10 +58,10 @@ def main() -> None:
         options.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def _measured(loaded: LoadedModel, context: list[int], column: Column, repeats: int) -> dict[str, Any]:
-    assert column.request is not None
-    budget = resolve(column.request, len(context))
-    policy = policy_class(column.name).for_budget(budget, **column.params)
+def _measured(loaded: LoadedModel, context: list[int], configuration: Configuration, repeats: int) -> dict[str, Any]:
+    assert configuration.request is not None
+    budget = resolve(configuration.request, len(context))
+    policy = policy_class(configuration.name).for_budget(budget, **configuration.params)
     heads = loaded.info.layers * loaded.info.kv_heads
     took: dict[str, list[float]] = {"prefill": [], "prefill_with_evidence": [], "score": [], "evict": []}
     share, probed = {}, 0
@@ -75,7 +75,7 @@ def _measured(loaded: LoadedModel, context: list[int], column: Column, repeats: 
     medians = {name: round(statistics.median(values), 4) for name, values in took.items()}
     shares = {str(size): round(value, 3) for size, value in share.items()}
     return {
-        "policy": column.label, "context_tokens": len(context), "budget": budget, "seconds": medians,
+        "policy": configuration.label, "context_tokens": len(context), "budget": budget, "seconds": medians,
         "probe_tokens": probed, "real_share_by_page_size": shares,
     }  # fmt: skip
 

@@ -18,11 +18,11 @@ from kvgate.engine.engine import Engine
 from kvgate.engine.models import load_model
 from kvgate.evals.data.items import Exact, Item
 from kvgate.evals.data.tokens import Tokens
-from kvgate.evals.plan.cells import Column, Unit, columns, units
+from kvgate.evals.plan.cells import Configuration, Shard, configurations, shards
 from kvgate.evals.plan.config import PolicyChoice, RunConfig, SuiteChoice
 from kvgate.evals.run.prompts import pages_needed
 from kvgate.evals.run.runner import Runner
-from kvgate.evals.suites.base import Order
+from kvgate.evals.suites.base import BuildSpec
 from kvgate.evals.suites.catalog import suite_class
 
 RATIOS = (0.25, 0.5, 0.75)
@@ -39,17 +39,17 @@ def main() -> None:
     loaded = load_model()
     loaded = replace(loaded, info=replace(loaded.info, stop_ids=()))
     config = RunConfig("sweep", (SuiteChoice("retrieval"),), POLICIES)
-    order = Order(counts={LENGTH: PROMPTS}, tasks=("single",))
-    items = [_unending(item) for item in suite_class("retrieval")().build(Tokens(loaded.tokenizer), order)]
-    sweep, alone = (_unit(items, found) for found in (columns(config), columns(config)[:1]))
+    spec = BuildSpec(counts={LENGTH: PROMPTS}, tasks=("single",))
+    items = [_unending(item) for item in suite_class("retrieval")().build(Tokens(loaded.tokenizer), spec)]
+    sweep, alone = (_shard(items, found) for found in (configurations(config), configurations(config)[:1]))
     pages = pages_needed(loaded.info.layers * loaded.info.kv_heads, config.page_size, sweep)
     runner = Runner(Engine(loaded, pages=pages), loaded.tokenizer, "0" * 32)
     seconds: dict[str, list[float]] = {"exact alone": [], "ten cells": []}
     runner.run(alone)
     for _ in range(options.repeats):
-        for name, unit in (("exact alone", alone), ("ten cells", sweep)):
+        for name, shard in (("exact alone", alone), ("ten cells", sweep)):
             start = time.perf_counter()
-            runner.run(unit)
+            runner.run(shard)
             seconds[name].append(time.perf_counter() - start)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     ratio = medians["ten cells"] / medians["exact alone"]
@@ -67,9 +67,9 @@ def _unending(item: Item) -> Item:
     return replace(item, turns=(turn,))
 
 
-def _unit(items: list[Item], found: list[Column]) -> Unit:
-    (unit,) = units(items, found, batch_rows=len(items) * len(found), fingerprint="sweep")
-    return unit
+def _shard(items: list[Item], found: list[Configuration]) -> Shard:
+    (shard,) = shards(items, found, batch_rows=len(items) * len(found), fingerprint="sweep")
+    return shard
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The house of design.md section 1: six rooms at the top level, importable only as kvgate.<room>."""
+"""The house of docs/ARCHITECTURE.md: six rooms at the top level, importable only as kvgate.<room>."""
 
 from __future__ import annotations
 
@@ -14,12 +14,6 @@ import kvgate
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("compressors", "engine", "evals", "kernels", "lifecycle", "serving")
-LONGEST = 300  # lines of a file
-# Longer ones that are known; they may shrink, not grow.
-KNOWN_LONG = {
-    "lifecycle/prefix/cache.py": 330,
-    "lifecycle/scheduler.py": 330, "lifecycle/tables.py": 420,
-}  # fmt: skip
 
 
 def sources(*folders: str) -> list[Path]:
@@ -92,15 +86,17 @@ def test_floors_hold_in_the_sources() -> None:
     assert wrong == []
 
 
-def test_files_stay_small() -> None:
-    paths = sources(*ROOMS, "src/kvgate")
-    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in paths}
-    assert {name: n for name, n in lengths.items() if n > KNOWN_LONG.get(name, LONGEST)} == {}
-
-
-def test_file_names_are_unique_per_test_folder_and_tests_mirror_the_rooms() -> None:
-    folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()} - {"__pycache__"}
-    assert folders <= {*ROOMS, "cli"}
+def test_tests_mirror_the_rooms_and_each_file_name_stands_once_in_a_room() -> None:
+    """A failing test is found by its name alone, and what a folder tests by its path."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        place = path.relative_to(ROOT / "tests")
+        if len(place.parts) > 1:
+            tested = ROOT / ("src/kvgate" if place.parts[0] == "cli" else "") / place.parent
+            assert tested.is_dir(), f"{place}: there is no room {place.parent}"
+            names.setdefault((place.parts[0], place.name), []).append(str(place))
+    assert len(names) > len(ROOMS), "nothing was looked at"
+    assert [places for places in names.values() if len(places) > 1] == []
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from kvgate.evals.log.manifest import check_checks, check_manifest, check_stop
 from kvgate.evals.log.records import EXACT, SCHEMA_VERSION, CellRecord
 from kvgate.evals.log.run_folder import CHECKS, LEADERBOARD, MANIFEST, SAMPLES, STOP, read_json, read_samples
 from kvgate.evals.log.seal import require_sealed
-from kvgate.evals.plan.cells import columns
+from kvgate.evals.plan.cells import configurations
 from kvgate.evals.plan.config import RunConfig, parse_plan
 from kvgate.typed import is_file, is_folder
 
@@ -104,7 +104,7 @@ def oracle_reasons(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Labels the plan declares as oracles, and why that makes them invalid."""
     config = recorded_plan(manifest)
     reason = "declared an oracle: it reads what a policy may not"
-    return {column.label: reason for column in columns(config) if column.oracle}
+    return {configuration.label: reason for configuration in configurations(config) if configuration.oracle}
 
 
 def recorded_plan(manifest: Mapping[str, Any]) -> RunConfig:

@@ -17,7 +17,7 @@ from kvgate.engine.sequence import Sequence as Row
 from kvgate.evals.data.items import Ids, Item, digest
 from kvgate.evals.data.tokens import DEFAULT_DATE
 from kvgate.evals.log.records import CellRecord
-from kvgate.evals.plan.cells import Column, Unit, make_cell, units
+from kvgate.evals.plan.cells import Configuration, Shard, make_cell, shards
 from kvgate.evals.run.identity import Identity, identity
 from kvgate.evals.run.prompts import pages_needed
 from kvgate.evals.run.runner import Runner
@@ -37,20 +37,20 @@ class Settings:
 
 @dataclass
 class Bench:
-    """A model, the columns to answer for, and everything answered so far.
+    """A model, the configurations to answer for, and everything answered so far.
 
     Attributes:
         records: raw ones by item hash, then label, with score 0: lm-eval scores.
-        units: all that were run, in order. ``report`` is told the number of finished cells.
+        shards: all that were run, in order. ``report`` is told the number of finished cells.
     """
 
     loaded: LoadedModel
-    columns: Sequence[Column]
+    configurations: Sequence[Configuration]
     settings: Settings = field(default_factory=Settings)
     config_hash: str = ""
     report: Callable[[int], None] = lambda cells: None
     records: dict[str, dict[str, CellRecord]] = field(default_factory=dict)
-    units: list[Unit] = field(default_factory=list)
+    shards: list[Shard] = field(default_factory=list)
     _rolled: dict[str, list[float]] = field(default_factory=dict)
     _engine: Engine | None = None
 
@@ -65,26 +65,26 @@ class Bench:
         return self.identity.fingerprint
 
     def answer(self, items: Sequence[Item]) -> None:
-        """Run the items that are not answered yet, under every column."""
+        """Run the items that are not answered yet, under every configuration."""
         new = {item.item_hash: item for item in items if item.item_hash not in self.records}
-        made = list(units(list(new.values()), self.columns, self.settings.batch_rows, self.fingerprint))
+        made = list(shards(list(new.values()), self.configurations, self.settings.batch_rows, self.fingerprint))
         if not made:
             return
         runner = self.runner(made)
-        for unit in made:
-            for record in runner.run(unit):
+        for shard in made:
+            for record in runner.run(shard):
                 self.records.setdefault(record.item_hash, {})[record.label] = record
-            self.units.append(unit)
+            self.shards.append(shard)
             self.report(sum(map(len, self.records.values())))
 
-    def runner(self, wanted: Sequence[Unit]) -> Runner:
-        """A runner whose pool holds each of the units."""
+    def runner(self, wanted: Sequence[Shard]) -> Runner:
+        """A runner whose pool holds each of the shards."""
         heads = self.loaded.info.layers * self.loaded.info.kv_heads
-        pages = max(pages_needed(heads, self.settings.page_size, unit) for unit in wanted)
+        pages = max(pages_needed(heads, self.settings.page_size, shard) for shard in wanted)
         return Runner(self._engine_with(pages), self.loaded.tokenizer, self.config_hash)
 
     def rolling(self, context: Ids, continuation: Ids) -> list[float]:
-        """Log-likelihood in nats of ``continuation`` after ``context``, for every column; bounded memory.
+        """Log-likelihood in nats of ``continuation`` after ``context``, for every configuration; bounded memory.
 
         The tokens are fed :data:`ROLLING_CHUNK` at a time and each policy evicts between chunks, down to its budget, so
         that all but the first tokens are predicted from an evicted cache, and from hidden states that saw one (the
@@ -99,7 +99,7 @@ class Bench:
     def _roll(self, context: Ids, continuation: Ids) -> list[float]:
         tokens = context + continuation
         item = Item("lm_eval", "rolling", 0, len(tokens), tokens, (), "rolling")
-        cells = [make_cell(item, column, self.fingerprint) for column in self.columns]
+        cells = [make_cell(item, configuration, self.fingerprint) for configuration in self.configurations]
         policies = [cell.policy for cell in cells]
         for policy in policies:
             if policy is not None and policy.decides == "once":
@@ -140,9 +140,9 @@ def _fed(engine: Engine, rows: Sequence[Row], tokens: Ids, known: int) -> list[f
     return totals
 
 
-def only(columns: Sequence[Column], label: str) -> int:
-    """The column's place. ValueError if it is not there."""
-    labels: list[Any] = [column.label for column in columns]
+def only(configurations: Sequence[Configuration], label: str) -> int:
+    """The configuration's place. ValueError if it is not there."""
+    labels: list[Any] = [configuration.label for configuration in configurations]
     if label not in labels:
         raise ValueError(f"policy {label!r}: this bench answers for {', '.join(labels)}")
     return labels.index(label)

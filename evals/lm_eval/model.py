@@ -30,7 +30,7 @@ from kvgate.evals.data.tokens import Tokens, render_chat
 from kvgate.evals.lm_eval.bench import Bench, Settings, only
 from kvgate.evals.lm_eval.items import DoesNotFit, Generation, Origin, generation_item, likelihood_items
 from kvgate.evals.log.records import EXACT, CellRecord
-from kvgate.evals.plan.cells import EXACT_COLUMN, Column, columns
+from kvgate.evals.plan.cells import EXACT_CONFIGURATION, Configuration, configurations
 from kvgate.evals.plan.config import RunConfig, SuiteChoice, parse_policy, policy_entry
 
 IDENTITY = "kvgate identity"  # no request hashes to this: lm-eval's keys are hexadecimal
@@ -60,13 +60,15 @@ class KvgateLM(TemplateLM):  # type: ignore[misc]  # lm_eval is untyped
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
     ) -> None:
-        column = column_of(policy)
+        configuration = configuration_of(policy)
         loaded = load_model(pretrained, dtype=dtype, revision=revision, device=device)
-        self._attach(Bench(loaded, [column], Settings(page_size, prefill_chunk, batch_rows)), column.label)
+        self._attach(
+            Bench(loaded, [configuration], Settings(page_size, prefill_chunk, batch_rows)), configuration.label
+        )
 
     @classmethod
     def on(cls, bench: Bench, label: str) -> KvgateLM:
-        """A model that answers for one column of a bench; all of them share its prefills.
+        """A model that answers for one configuration of a bench; all of them share its prefills.
 
         Documents that the model cannot be asked are collected in ``left_out`` instead of ending the task; whoever
         evaluates must leave them out of the score. ``spanning``: those where a token spans context and continuation.
@@ -81,7 +83,7 @@ class KvgateLM(TemplateLM):  # type: ignore[misc]  # lm_eval is untyped
         self.bench = bench
         self.label = label
         self.tokenizer = bench.loaded.tokenizer
-        self._column = only(bench.columns, label)
+        self._configuration = only(bench.configurations, label)
         self._device = bench.loaded.info.device
         self._opening = Tokens(self.tokenizer).bos
         self.asked: dict[Origin, list[Item]] = {}
@@ -156,7 +158,7 @@ class KvgateLM(TemplateLM):  # type: ignore[misc]  # lm_eval is untyped
                 context_len=1,
             )
             pairs = [tuple(map(tuple, make_disjoint_window(window))) for window in windows]
-            answer = sum(self.bench.rolling(context, rest)[self._column] for context, rest in pairs)
+            answer = sum(self.bench.rolling(context, rest)[self._configuration] for context, rest in pairs)
             found.append(float(answer))
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, answer)
         return found
@@ -215,9 +217,9 @@ class KvgateLM(TemplateLM):  # type: ignore[misc]  # lm_eval is untyped
     @property
     def identity(self) -> str:
         """BLAKE2b-128 of everything that decides an answer besides the request."""
-        column = self.bench.columns[self._column]
-        policy = [column.name, sorted(column.params.items()), column.request]
-        others = [each.label for each in self.bench.columns]  # they share the batch
+        configuration = self.bench.configurations[self._configuration]
+        policy = [configuration.name, sorted(configuration.params.items()), configuration.request]
+        others = [each.label for each in self.bench.configurations]  # they share the batch
         return digest([self.bench.fingerprint, policy, others])
 
     def cache_name(self, prefix: str) -> str:
@@ -293,11 +295,11 @@ class KvgateLM(TemplateLM):  # type: ignore[misc]  # lm_eval is untyped
             known.append(item)
 
 
-def column_of(policy: str) -> Column:
-    """The column that ``NAME@BUDGET`` names; ``full`` is the exact run. ValueError for several budgets."""
+def configuration_of(policy: str) -> Configuration:
+    """The configuration that ``NAME@BUDGET`` names; ``full`` is the exact run. ValueError for several budgets."""
     if policy == EXACT:
-        return EXACT_COLUMN
+        return EXACT_CONFIGURATION
     choice = parse_policy(policy_entry(policy), "lm-eval")
     if len(choice.budgets) != 1:
         raise ValueError(f"policy {policy!r}: an lm-eval model has one budget; give one")
-    return columns(RunConfig("lm-eval", (SuiteChoice("lm-eval"),), (choice,)))[1]
+    return configurations(RunConfig("lm-eval", (SuiteChoice("lm-eval"),), (choice,)))[1]

@@ -1,4 +1,4 @@
-"""From lm-eval's samples to records: one a document and column."""
+"""From lm-eval's samples to records: one a document and configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHORTEST_SLICE = 64  # tokens
 
 @dataclass(frozen=True)
 class Scored:
-    """A document's score under one column.
+    """A document's score under one configuration.
 
     Attributes:
         document: lm-eval's hash of the document; ``prompt``, ``target``: its hashes of these.
@@ -60,11 +60,11 @@ class Scored:
 
 
 def records_of(bench: Bench, scored: Mapping[str, Mapping[str, Sequence[Scored]]], least: int) -> list[CellRecord]:
-    """Records in order of task, document and column. ValueError if the columns were asked about different documents.
+    """Records in order of task, document and configuration. ValueError if they were asked about different ones.
 
     ``least``: documents that a length needs to be a slice of its own.
     """
-    labels = [column.label for column in bench.columns]
+    labels = [configuration.label for configuration in bench.configurations]
     records: list[CellRecord] = []
     for task, first in scored[labels[0]].items():
         sides = [scored[label][task] for label in labels]

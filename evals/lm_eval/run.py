@@ -1,7 +1,7 @@
 """``kvgate lm-eval``: tasks of lm-eval, run exact and under every policy, judged like any other run.
 
 A task is a suite, a document an item, and its score the task's own metric on that document. lm-eval's evaluation runs
-once for each column, over the same answers; documents are paired by lm-eval's own hashes.
+once for each configuration, over the same answers; documents are paired by lm-eval's own hashes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kvgate.evals.lm_eval.records import Scored, records_of
 from kvgate.evals.log.names import CHECKS, LEADERBOARD, MANIFEST, SAMPLES, SEAL
 from kvgate.evals.log.records import EXACT, SCHEMA_VERSION
 from kvgate.evals.log.run_folder import read_json, write_json, write_seal, write_text
-from kvgate.evals.plan.cells import columns
+from kvgate.evals.plan.cells import configurations
 from kvgate.evals.plan.config import RunConfig, SuiteChoice
 from kvgate.evals.run.identity import identity
 from kvgate.evals.run.prepare import described, items_hash
@@ -57,7 +57,7 @@ def run_lm_eval(
     config: RunConfig, options: LmEvalOptions, out: Path, report: Callable[[int], None] = lambda cells: None
 ) -> dict[str, Any]:
     """Run ``config.suites``, which name lm-eval's tasks, and write a results folder. Returns the leaderboard."""
-    gate, found = load_gate(config.gate), columns(config)
+    gate, found = load_gate(config.gate), configurations(config)
     tasks = load_tasks([choice.name for choice in config.suites], options)
     metrics = {name: metric_of(name, task, options.metric) for name, task in tasks.items()}
     loaded = load_model(config.model, dtype=config.dtype, revision=config.revision, numerics=config.numerics)
@@ -67,10 +67,12 @@ def run_lm_eval(
     config_hash = who.config_hash(plan, [tasks_hash(tasks)])
     _claim(out, config_hash)
     bench = Bench(loaded, found, settings, config_hash, report)
-    scored = {column.label: evaluated(bench, column.label, tasks, metrics, options) for column in found}
+    scored = {
+        configuration.label: evaluated(bench, configuration.label, tasks, metrics, options) for configuration in found
+    }
     records = records_of(bench, scored, gate.min_slice_clusters)
     raw = [record for answers in bench.records.values() for record in answers.values()]
-    checks = run_checks(bench.runner(bench.units), bench.units, raw)
+    checks = run_checks(bench.runner(bench.shards), bench.shards, raw)
     manifest = {
         "schema_version": SCHEMA_VERSION,
         "plan": plan,
@@ -78,7 +80,7 @@ def run_lm_eval(
         "config_hash": config_hash,
         "items": len(records) // len(found),
         "items_hash": items_hash([record.item_hash for record in records if record.exact]),
-        "columns": [described(column) for column in found],
+        "columns": [described(configuration) for configuration in found],
         "provenance": provenance(loaded.info),
     }
     (out / SEAL).unlink(missing_ok=True)
@@ -146,7 +148,7 @@ def metric_of(name: str, task: Any, asked: str | None) -> str:
 def evaluated(
     bench: Bench, label: str, tasks: Mapping[str, Any], metrics: Mapping[str, str], options: LmEvalOptions
 ) -> dict[str, list[Scored]]:
-    """One column's scores, task by task."""
+    """One configuration's scores, task by task."""
     from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
     from lm_eval.evaluator import evaluate
 

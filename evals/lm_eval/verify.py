@@ -20,7 +20,7 @@ from kvgate.evals.lm_eval.records import records_of
 from kvgate.evals.lm_eval.run import LmEvalOptions, evaluated, load_tasks, metric_of, tasks_hash
 from kvgate.evals.log.records import CellRecord
 from kvgate.evals.log.verification import Verification
-from kvgate.evals.plan.cells import columns
+from kvgate.evals.plan.cells import configurations
 from kvgate.evals.run.identity import Identity, template_hash, tokenizer_hash
 from kvgate.evals.run.prepare import described, items_hash
 from kvgate.evals.run.verify import identity_faults, notes_on
@@ -58,7 +58,8 @@ class Recorded(Bench):
                 document = (item.suite, item.index)
                 place = self._asked[document] = self._asked.get(document, -1) + 1
                 self.records[item.item_hash] = {
-                    column.label: self._recorded(item, column.label, place) for column in self.columns
+                    configuration.label: self._recorded(item, configuration.label, place)
+                    for configuration in self.configurations
                 }
 
     def _recorded(self, item: Item, label: str, place: int) -> CellRecord:
@@ -95,21 +96,23 @@ def verify_lm_eval(run: FinishedRun, include_path: Path | None = None) -> Verifi
     asked = parse(Asked, run.manifest["plan"]["suites"][0]["options"], "run.json: plan: suites[0]: options")
     options = LmEvalOptions(include_path, asked.limit, asked.fewshot, asked.chat, asked.metric_asked)
     tasks = load_tasks([choice.name for choice in config.suites], options)
-    found = columns(config)
+    found = configurations(config)
     documents = {(record.task, record.index, record.label): record for record in run.records}
     settings = Settings(config.page_size, config.prefill_chunk, config.batch_rows, config.date)
     info = parse(ModelInfo, run.manifest["provenance"]["model"], "run.json: provenance: model")
     loaded = LoadedModel(None, tokenizer, info)
     bench = Recorded(loaded, found, settings, run.manifest["config_hash"], documents=documents)
     metrics = {name: metric_of(name, task, options.metric) for name, task in tasks.items()}
-    scored = {column.label: evaluated(bench, column.label, tasks, metrics, options) for column in found}
+    scored = {
+        configuration.label: evaluated(bench, configuration.label, tasks, metrics, options) for configuration in found
+    }
     made = records_of(bench, scored, load_gate(config.gate).min_slice_clusters)
     items = len(made) // len(found)
     manifest: dict[str, Any] = {
         "config_hash": here.config_hash(run.manifest["plan"], [tasks_hash(tasks)]),
         "items": items,
         "items_hash": items_hash([record.item_hash for record in made if record.exact]),
-        "columns": [described(column) for column in found],
+        "columns": [described(configuration) for configuration in found],
     }
     faults = [
         *identity_faults(run.manifest, said, here, config.model),

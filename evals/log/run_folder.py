@@ -1,4 +1,4 @@
-"""A run's folder: manifest, samples, checks, seal. Written so that a kill at any moment loses at most a unit."""
+"""A run's folder: manifest, samples, checks, seal. Written so that a kill at any moment loses at most a shard."""
 
 from __future__ import annotations
 
@@ -135,17 +135,17 @@ class RunFolder:
     ) -> None:
         self._lock.release()
 
-    def resume(self, units: Sequence[Sequence[str]]) -> list[CellRecord]:
-        """Records of the units that are complete; anything after them, a torn line included, is cut off.
+    def resume(self, shards: Sequence[Sequence[str]]) -> list[CellRecord]:
+        """Records of the shards that are complete; anything after them, a torn line included, is cut off.
 
-        ``units``: the cell ids of each unit, in the order they are run.
+        ``shards``: the cell ids of each shard, in the order they are run.
         """
         if not self._samples.exists():
             return []
         done: list[CellRecord] = []
         kept = 0
         with self._samples.open("rb") as file:
-            for cells in units:
+            for cells in shards:
                 lines = [file.readline() for _ in cells]
                 if not all(line.endswith(b"\n") for line in lines):
                     break
@@ -161,7 +161,7 @@ class RunFolder:
         return done
 
     def append(self, records: Sequence[CellRecord]) -> None:
-        """Add a unit's records and make sure they are on disk."""
+        """Add a shard's records and make sure they are on disk."""
         with writing(self.path), self._samples.open("ab") as file:
             file.write("".join(record.to_json() + "\n" for record in records).encode())
             file.flush()

@@ -16,7 +16,7 @@ from kvgate.evals.plan.config import Budget, PolicyChoice, RunConfig
 
 
 @dataclass(frozen=True)
-class Column:
+class Configuration:
     """One policy at one requested budget, over all items: a row of the leaderboard. The exact run has no policy."""
 
     label: str
@@ -33,25 +33,25 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """A column on an item. ``policy`` None is the exact run."""
+    """A configuration on an item. ``policy`` None is the exact run."""
 
     item: Item
-    column: Column
+    configuration: Configuration
     policy: Policy | None
     budget: int | None
     floored: bool
     cell_id: str
 
 
-EXACT_COLUMN = Column(EXACT, EXACT, {}, None)
+EXACT_CONFIGURATION = Configuration(EXACT, EXACT, {}, None)
 
 
-def columns(config: RunConfig) -> list[Column]:
+def configurations(config: RunConfig) -> list[Configuration]:
     """The exact run first, then each policy at each budget, as the plan lists them."""
-    found = [EXACT_COLUMN]
+    found = [EXACT_CONFIGURATION]
     for choice in config.policies:
-        found += [_column(choice, request) for request in choice.budgets]
-    labels = [column.label for column in found]
+        found += [_configuration(choice, request) for request in choice.budgets]
+    labels = [configuration.label for configuration in found]
     for label in labels:
         if labels.count(label) > 1:
             raise ValueError(f"plan {config.name}: {label} is listed twice")
@@ -62,14 +62,14 @@ def columns(config: RunConfig) -> list[Column]:
     return found
 
 
-def _column(choice: PolicyChoice, request: Budget) -> Column:
+def _configuration(choice: PolicyChoice, request: Budget) -> Configuration:
     name = policy_class(choice.policy).name
     if name == EXACT:
         raise ValueError("policy full: is always run, as the exact side; list only the policies to compare with it")
     shown = ",".join(f"{key}={value}" for key, value in sorted(choice.params.items()))
     budget = f"{request:.4g}" if isinstance(request, float) else str(request)
     label = f"{name}({shown})@{budget}" if shown else f"{name}@{budget}"
-    return Column(label, choice.policy, dict(choice.params), request, choice.oracle)
+    return Configuration(label, choice.policy, dict(choice.params), request, choice.oracle)
 
 
 def resolve(request: Budget, tokens: int) -> int:
@@ -84,52 +84,59 @@ def eviction_length(item: Item) -> int:
     return len(item.context)
 
 
-def make_cell(item: Item, column: Column, fingerprint: str) -> Cell:
+def make_cell(item: Item, configuration: Configuration, fingerprint: str) -> Cell:
     """The cell, its policy checked against the item. ValueError if an integer budget cannot hold what must stay.
 
-    ``fingerprint``: hash of everything besides item and column that could change the outcome.
+    ``fingerprint``: hash of everything besides item and configuration that could change the outcome.
     """
     policy, budget, floored = None, None, False
-    if column.request is not None:
-        policy, budget, floored = _policy(item, column, column.request)
-    identity = [fingerprint, item.item_hash, column.name, sorted(column.params.items()), budget, column.ratio]
-    return Cell(item, column, policy, budget, floored, digest(identity))
+    if configuration.request is not None:
+        policy, budget, floored = _policy(item, configuration, configuration.request)
+    identity = [
+        fingerprint,
+        item.item_hash,
+        configuration.name,
+        sorted(configuration.params.items()),
+        budget,
+        configuration.ratio,
+    ]
+    return Cell(item, configuration, policy, budget, floored, digest(identity))
 
 
-def _policy(item: Item, column: Column, request: Budget) -> tuple[Policy, int, bool]:
-    kind = policy_class(column.name)
+def _policy(item: Item, configuration: Configuration, request: Budget) -> tuple[Policy, int, bool]:
+    kind = policy_class(configuration.name)
     budget = resolve(request, eviction_length(item))
-    least = kind.smallest_budget(**column.params)
+    least = kind.smallest_budget(**configuration.params)
     floored = isinstance(request, float) and budget < least
     if floored:
         budget = least
-    policy = kind.for_budget(budget, **column.params)
+    policy = kind.for_budget(budget, **configuration.params)
     policy.check(tuple(Span(*span) for span in item.protected))
     return policy, budget, floored
 
 
 @dataclass(frozen=True)
-class Unit:
-    """Items that run together: one prefill a context, one decode batch. The unit of resuming."""
+class Shard:
+    """Items that run together: one prefill a context, one decode batch. What is lost at most when a run is killed."""
 
     index: int
     items: tuple[Item, ...]
     cells: tuple[Cell, ...]
 
 
-def units(items: Sequence[Item], found: Sequence[Column], batch_rows: int, fingerprint: str) -> Iterator[Unit]:
-    """Items in plan order, as many as give at most ``batch_rows`` rows; a suite or protocol never shares a unit."""
+def shards(items: Sequence[Item], found: Sequence[Configuration], batch_rows: int, fingerprint: str) -> Iterator[Shard]:
+    """Items in plan order, as many as give at most ``batch_rows`` rows; a suite or protocol never shares a shard."""
     index, group = 0, list[Item]()
     for item in items:
         full = (len(group) + 1) * len(found) > batch_rows
         if group and (full or (group[0].suite, group[0].protocol) != (item.suite, item.protocol)):
-            yield _unit(index, group, found, fingerprint)
+            yield _shard(index, group, found, fingerprint)
             index, group = index + 1, []
         group.append(item)
     if group:
-        yield _unit(index, group, found, fingerprint)
+        yield _shard(index, group, found, fingerprint)
 
 
-def _unit(index: int, group: Sequence[Item], found: Sequence[Column], fingerprint: str) -> Unit:
-    cells = tuple(make_cell(item, column, fingerprint) for item in group for column in found)
-    return Unit(index, tuple(group), cells)
+def _shard(index: int, group: Sequence[Item], found: Sequence[Configuration], fingerprint: str) -> Shard:
+    cells = tuple(make_cell(item, configuration, fingerprint) for item in group for configuration in found)
+    return Shard(index, tuple(group), cells)

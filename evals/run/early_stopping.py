@@ -21,7 +21,7 @@ from kvgate.evals.judge.pairs import merged_clusters
 from kvgate.evals.judge.sequential import SequentialVerdict
 from kvgate.evals.judge.verdict import PAGE_SIZE
 from kvgate.evals.log.records import SCHEMA_VERSION, CellRecord
-from kvgate.evals.plan.cells import Column, Unit, units
+from kvgate.evals.plan.cells import Configuration, Shard, shards
 from kvgate.evals.plan.config import UntilDecided
 
 Key = tuple[str, str, str]
@@ -66,14 +66,14 @@ def _slice(item: Item, gate: Gate, keys: Grouping) -> tuple[Any, ...]:
     return (item.suite, item.protocol, *((key, values[key]) for key in keys))
 
 
-def round_units(
-    made: Sequence[Sequence[Item]], found: Sequence[Column], batch_rows: int, fingerprint: str
-) -> tuple[tuple[Unit, ...], ...]:
-    """Units of each round, counted through."""
-    batches: list[tuple[Unit, ...]] = []
+def round_shards(
+    made: Sequence[Sequence[Item]], found: Sequence[Configuration], batch_rows: int, fingerprint: str
+) -> tuple[tuple[Shard, ...], ...]:
+    """Shards of each round, counted through."""
+    batches: list[tuple[Shard, ...]] = []
     count = 0
     for items in made:
-        batch = [replace(unit, index=count + unit.index) for unit in units(items, found, batch_rows, fingerprint)]
+        batch = [replace(shard, index=count + shard.index) for shard in shards(items, found, batch_rows, fingerprint)]
         count += len(batch)
         batches.append(tuple(batch))
     return tuple(batches)
@@ -101,7 +101,7 @@ class Stop:
 
 
 @dataclass
-class Watch:
+class EarlyStopping:
     """Looks after every round and says when to stop.
 
     The check that the exact run repeats itself comes after the run and can only take verdicts away, so looks assume it.
@@ -135,13 +135,13 @@ class Watch:
             page_size=self.page_size,
         )
 
-    def over(self, batch: Sequence[Unit]) -> bool:
+    def over(self, batch: Sequence[Shard]) -> bool:
         """Whether the next round would pass the cap in items."""
         found = self.limit.items is not None and self.items + items_in(batch) > self.limit.items
         self.rule = "items" if found else self.rule
         return found
 
-    def look(self, batch: Sequence[Unit], records: Sequence[CellRecord], fresh: bool) -> bool:
+    def look(self, batch: Sequence[Shard], records: Sequence[CellRecord], fresh: bool) -> bool:
         """Take a round's records and say whether to stop. ``fresh``: run by this process, whose minutes count."""
         self._verdict.feed(records)
         self.items += items_in(batch)
@@ -165,9 +165,9 @@ class Watch:
         return asdict(found)
 
 
-def items_in(batch: Sequence[Unit]) -> int:
+def items_in(batch: Sequence[Shard]) -> int:
     """Items of a round."""
-    return sum(len(unit.items) for unit in batch)
+    return sum(len(shard.items) for shard in batch)
 
 
 def describe(stop: Mapping[str, Any]) -> str:

@@ -12,8 +12,8 @@ from kvgate.evals.leaderboard.finished import FinishedRun, oracle_reasons
 from kvgate.evals.log.names import CHECKS, LEADERBOARD, MANIFEST, STOP
 from kvgate.evals.log.records import CellRecord
 from kvgate.evals.log.run_folder import RunFolder, read_json, write_json, write_seal
-from kvgate.evals.plan.cells import Unit
-from kvgate.evals.run.early_stopping import Watch
+from kvgate.evals.plan.cells import Shard
+from kvgate.evals.run.early_stopping import EarlyStopping
 from kvgate.evals.run.prepare import Prepared, make_engine
 from kvgate.evals.run.runner import Runner
 from kvgate.evals.run.self_checks import run_checks
@@ -21,7 +21,7 @@ from kvgate.evals.run.self_checks import run_checks
 
 @dataclass(frozen=True)
 class Progress:
-    """Told after every unit. ``done`` and ``total`` count cells; ``fresh`` those of them run by this process."""
+    """Told after every shard. ``done`` and ``total`` count cells; ``fresh`` those of them run by this process."""
 
     done: int
     total: int
@@ -41,55 +41,55 @@ def execute(
 
 
 def _executed(prepared: Prepared, folder: RunFolder, report: Callable[[Progress], None]) -> dict[str, Any]:
-    records = folder.resume([[cell.cell_id for cell in unit.cells] for unit in prepared.units])
+    records = folder.resume([[cell.cell_id for cell in shard.cells] for shard in prepared.shards])
     runner = Runner(make_engine(prepared), prepared.loaded.tokenizer, prepared.manifest["config_hash"])
-    total = sum(len(unit.cells) for unit in prepared.units)
+    total = sum(len(shard.cells) for shard in prepared.shards)
     resumed = len(records)
     report(Progress(resumed, total, 0, "resumed" if resumed else "started"))
-    watch = _watch(prepared, folder)
-    ran: list[Unit] = []
+    stopping = _early_stopping(prepared, folder)
+    ran: list[Shard] = []
     at = 0
     for batch in prepared.batches:
-        if watch is not None and watch.over(batch):
+        if stopping is not None and stopping.over(batch):
             break
         start, before = at, len(records)
-        for unit in batch:
+        for shard in batch:
             if at == len(records):
-                made = runner.run(unit)
+                made = runner.run(shard)
                 folder.append(made)
                 records += made
-                first = unit.items[0]
+                first = shard.items[0]
                 report(Progress(len(records), total, len(records) - resumed, f"{first.suite} {first.length}"))
-            at += len(unit.cells)
-            ran.append(unit)
-        if watch is not None and watch.look(batch, records[start:at], fresh=len(records) > before):
+            at += len(shard.cells)
+            ran.append(shard)
+        if stopping is not None and stopping.look(batch, records[start:at], fresh=len(records) > before):
             break
-    if watch is not None:
-        write_json(folder.path / STOP, watch.stop)
+    if stopping is not None:
+        write_json(folder.path / STOP, stopping.stop)
     checks = _checks(folder, runner, ran, records, report)
     write_seal(folder.path)
     manifest = read_json(folder.path / MANIFEST)
-    finished = FinishedRun(folder.path, manifest, tuple(records), checks, watch.stop if watch else None)
+    finished = FinishedRun(folder.path, manifest, tuple(records), checks, stopping.stop if stopping else None)
     leaderboard = finished.leaderboard()
     write_json(folder.path / LEADERBOARD, leaderboard)
     return leaderboard
 
 
-def _watch(prepared: Prepared, folder: RunFolder) -> Watch | None:
+def _early_stopping(prepared: Prepared, folder: RunFolder) -> EarlyStopping | None:
     config = prepared.config
     if config.until_decided is None:
         return None
     declared = oracle_reasons(read_json(folder.path / MANIFEST))
     stopped = read_json(folder.path / STOP) if (folder.path / STOP).exists() else None
-    order = [item.item_hash for unit in prepared.units for item in unit.items]
+    order = [item.item_hash for shard in prepared.shards for item in shard.items]
     gate = load_gate(config.gate)
-    return Watch(gate, config.until_decided, order, declared, stopped, config.primary, config.page_size)
+    return EarlyStopping(gate, config.until_decided, order, declared, stopped, config.primary, config.page_size)
 
 
 def _checks(
     folder: RunFolder,
     runner: Runner,
-    all_units: Sequence[Unit],
+    all_shards: Sequence[Shard],
     records: Sequence[CellRecord],
     report: Callable[[Progress], None],
 ) -> dict[str, Any]:
@@ -98,6 +98,6 @@ def _checks(
         found: dict[str, Any] = read_json(path)
         return found
     report(Progress(len(records), len(records), 0, "repeating a part of the run"))
-    checks = run_checks(runner, all_units, records)
+    checks = run_checks(runner, all_shards, records)
     write_json(path, checks)
     return checks

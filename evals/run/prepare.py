@@ -18,14 +18,14 @@ from kvgate.evals.data.tokens import Tokens
 from kvgate.evals.judge.gates import load_gate
 from kvgate.evals.judge.order import order_hashes
 from kvgate.evals.log.records import SCHEMA_VERSION
-from kvgate.evals.plan.cells import Column, Unit, columns
+from kvgate.evals.plan.cells import Configuration, Shard, configurations
 from kvgate.evals.plan.config import RunConfig, SuiteChoice
 from kvgate.evals.run.dependence import joined, require_declared
-from kvgate.evals.run.early_stopping import items_in, round_units, rounds
+from kvgate.evals.run.early_stopping import items_in, round_shards, rounds
 from kvgate.evals.run.identity import Identity, identity
 from kvgate.evals.run.prompts import pages_needed, prompt_of
 from kvgate.evals.run.provenance import provenance
-from kvgate.evals.suites.base import Order
+from kvgate.evals.suites.base import BuildSpec
 from kvgate.evals.suites.catalog import suite_class
 from kvgate.lifecycle.tables import Geometry
 
@@ -36,20 +36,20 @@ GIB = 1 << 30
 class Work:
     """What a plan asks of one identity: made from the tokenizer alone, without weights.
 
-    ``items``: in the order they are run, drawn by the plan's seed. ``batches``: units that belong together: all of
+    ``items``: in the order they are run, drawn by the plan's seed. ``batches``: shards that belong together: all of
     them, or those of each round of a run that stops when decided.
     """
 
     config: RunConfig
     identity: Identity
     items: tuple[Item, ...]
-    columns: tuple[Column, ...]
-    batches: tuple[tuple[Unit, ...], ...]
+    configurations: tuple[Configuration, ...]
+    batches: tuple[tuple[Shard, ...], ...]
 
     @property
-    def units(self) -> tuple[Unit, ...]:
+    def shards(self) -> tuple[Shard, ...]:
         """In the order they are run."""
-        return tuple(unit for batch in self.batches for unit in batch)
+        return tuple(shard for batch in self.batches for shard in batch)
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Work:
             "items": len(self.items),
             "items_hash": items_hash([item.item_hash for item in self.items]),
             "order": drawn_order(self.batches),
-            "columns": [described(column) for column in self.columns],
+            "columns": [described(configuration) for configuration in self.configurations],
             "provenance": origin,
         }
 
@@ -81,19 +81,19 @@ def items_hash(hashes: Sequence[str]) -> str:
     return digest(list(hashes))
 
 
-def drawn_order(batches: Sequence[Sequence[Unit]]) -> list[str]:
+def drawn_order(batches: Sequence[Sequence[Shard]]) -> list[str]:
     """A hash after every batch of the items up to there, as they are run."""
-    return order_hashes([[item.item_hash for unit in batch for item in unit.items] for batch in batches])
+    return order_hashes([[item.item_hash for shard in batch for item in shard.items] for batch in batches])
 
 
-def described(column: Column) -> dict[str, Any]:
-    """A column as plain data, for readers that know no policies."""
+def described(configuration: Configuration) -> dict[str, Any]:
+    """A configuration as plain data, for readers that know no policies."""
     return {
-        "label": column.label,
-        "policy": column.name,
-        "settings": dict(column.params),
-        "request": column.request,
-        "oracle": column.oracle,
+        "label": configuration.label,
+        "policy": configuration.name,
+        "settings": dict(configuration.params),
+        "request": configuration.request,
+        "oracle": configuration.oracle,
     }
 
 
@@ -116,20 +116,20 @@ class Prepared:
         return self.work.items
 
     @property
-    def batches(self) -> tuple[tuple[Unit, ...], ...]:
+    def batches(self) -> tuple[tuple[Shard, ...], ...]:
         """See :class:`Work`."""
         return self.work.batches
 
     @property
-    def units(self) -> tuple[Unit, ...]:
+    def shards(self) -> tuple[Shard, ...]:
         """In the order they are run."""
-        return self.work.units
+        return self.work.shards
 
 
 def prepare(config: RunConfig) -> Prepared:
     """Load the model, make the items, resolve every budget. ValueError for anything that could not run."""
     load_gate(config.gate)
-    columns(config)
+    configurations(config)
     for choice in config.suites:
         suite_class(choice.name)
     loaded = load_model(config.model, dtype=config.dtype, revision=config.revision, numerics=config.numerics)
@@ -141,8 +141,8 @@ def prepare(config: RunConfig) -> Prepared:
 
 
 def make_work(config: RunConfig, tokenizer: Any, who: Identity) -> Work:
-    """Items, columns and units of a plan. ValueError for what cannot be built."""
-    found = columns(config)
+    """Items, configurations and shards of a plan. ValueError for what cannot be built."""
+    found = configurations(config)
     items = [item for choice in config.suites for item in build_items(choice, tokenizer, config)]
     _require_distinct(items)
     require_declared(items)
@@ -153,7 +153,7 @@ def make_work(config: RunConfig, tokenizer: Any, who: Identity) -> Work:
         order = [
             sorted((item for group in order for item in group), key=lambda item: (place[item.suite], item.protocol))
         ]
-    made = round_units(order, found, config.batch_rows, who.fingerprint)
+    made = round_shards(order, found, config.batch_rows, who.fingerprint)
     if until is not None and until.items is not None and until.items < (first := items_in(made[0])):
         raise ValueError(f"plan {config.name}: a cap of {until.items} items; the first round alone has {first}")
     return Work(config, who, tuple(item for group in order for item in group), tuple(found), made)
@@ -185,7 +185,7 @@ def _require_room(prepared: Prepared) -> None:
             f"plan {config.name}: its pages take {wanted / GIB:.1f} GiB, {info.device} has {most / GIB:.1f} GiB; ask "
             "for fewer batch_rows, shorter lengths or fewer pages"
         )
-    for cell in (cell for unit in prepared.units for cell in unit.cells):
+    for cell in (cell for shard in prepared.shards for cell in shard.cells):
         if cell.policy is not None:
             row = Row(0, protected=tuple(Span(*span) for span in cell.item.protected))
             refuse_policy(cell.policy, row, info)
@@ -208,10 +208,10 @@ def _memory(device: str) -> int:
 
 
 def most_pages(prepared: Prepared) -> int:
-    """Pages that the largest unit can hold at once."""
+    """Pages that the largest shard can hold at once."""
     info = prepared.loaded.info
     heads = info.layers * info.kv_heads
-    return max(pages_needed(heads, prepared.config.page_size, unit) for unit in prepared.units)
+    return max(pages_needed(heads, prepared.config.page_size, shard) for shard in prepared.shards)
 
 
 def build_items(choice: SuiteChoice, tokenizer: Any, config: RunConfig) -> list[Item]:
@@ -236,7 +236,7 @@ def _seeded_items(choice: SuiteChoice, tokenizer: Any, config: RunConfig, seed: 
     suite = suite_class(choice.name)
     asked: dict[str, Any] = {"counts": choice.counts, "depths": choice.depths, "tasks": choice.tasks}
     given = {key: value for key, value in {**asked, "options": choice.options}.items() if value}
-    items = suite().build(Tokens(tokenizer, config.date), Order(seed=seed, **given))
+    items = suite().build(Tokens(tokenizer, config.date), BuildSpec(seed=seed, **given))
     if choice.protocol == "whole_prompt":
         several = [item for item in items if len(item.turns) > 1]
         if several:
@@ -252,7 +252,7 @@ def _seeded_items(choice: SuiteChoice, tokenizer: Any, config: RunConfig, seed: 
 
 
 def make_engine(prepared: Prepared) -> Engine:
-    """An engine whose pool holds any unit of the plan."""
+    """An engine whose pool holds any shard of the plan."""
     config = prepared.config
     pages = config.pages or most_pages(prepared)
     return Engine(prepared.loaded, pages=pages, page_size=config.page_size, prefill_chunk=config.prefill_chunk)

@@ -1,23 +1,23 @@
-"""Which tokens a unit prefills exactly, and how many pages it may hold at once."""
+"""Which tokens a shard prefills exactly, and how many pages it may hold at once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from kvgate.evals.data.items import Item, candidates_of
-from kvgate.evals.plan.cells import Cell, Unit
+from kvgate.evals.plan.cells import Cell, Shard
 
 
-def pages_needed(engine_heads: int, page_size: int, unit: Unit) -> int:
-    """Most pages the unit can hold at once, snapshots and copies included."""
+def pages_needed(engine_heads: int, page_size: int, shard: Shard) -> int:
+    """Most pages the shard can hold at once, snapshots and copies included."""
 
     def pages(tokens: int) -> int:
         return engine_heads * (-(-tokens // page_size) + 2)
 
-    prompts = by_prompt(unit.cells)
+    prompts = by_prompt(shard.cells)
     total = sum(pages(len(prompt)) for prompt, _ in prompts)
     total += max((pages(most) for prompt, cells in prompts if (most := probed(prompt, cells))), default=0)
-    for cell in unit.cells:
+    for cell in shard.cells:
         spoken = cell.item.longest - len(cell.item.context)
         kept = min(cell.budget or cell.item.longest, cell.item.longest)
         forks = [candidate for turn in cell.item.turns for candidate in candidates_of(turn)]

@@ -24,7 +24,7 @@ from kvgate.evals.leaderboard.finished import FinishedRun, load_run, recorded_pl
 from kvgate.evals.lm_eval.items import MADE_BY
 from kvgate.evals.log.records import EXACT, CellRecord
 from kvgate.evals.log.run_folder import LEADERBOARD, SAMPLES
-from kvgate.evals.plan.cells import Cell, Unit
+from kvgate.evals.plan.cells import Cell, Shard
 from kvgate.evals.run.prepare import Prepared, make_engine, prepare
 from kvgate.evals.run.provenance import code_hash, machine
 from kvgate.evals.run.runner import Runner
@@ -80,7 +80,7 @@ class Wanted:
 
     def has(self, cell: Cell) -> bool:
         """Whether the cell is of the rows."""
-        return self.label in (None, cell.column.label) and self.protocol in (None, cell.item.protocol)
+        return self.label in (None, cell.configuration.label) and self.protocol in (None, cell.item.protocol)
 
 
 def rerun(
@@ -99,7 +99,7 @@ def rerun(
         raise NotComparable(
             f"results folder {path}: cannot be compared, since {'; '.join(found)}; --anyway compares nevertheless"
         )
-    units, available = _units(prepared, run, wanted)
+    shards, available = _shards(prepared, run, wanted)
     stale = None if found else _stale_rows(run, wanted)
     if stale is not None:
         return Comparison(0, 0, available, stale)
@@ -108,15 +108,15 @@ def rerun(
     runner = Runner(make_engine(prepared), prepared.loaded.tokenizer, prepared.manifest["config_hash"])
     made: list[CellRecord] = []
     first: Difference | None = None
-    for done, unit in enumerate(units):
-        report(done, len(units))
-        for cell, record in zip(unit.cells, runner.run(unit), strict=True):
+    for done, shard in enumerate(shards):
+        report(done, len(shards))
+        for cell, record in zip(shard.cells, runner.run(shard), strict=True):
             if wanted.has(cell) or cell.policy is None:
                 made.append(record)
                 first = first or _compare(record, lines, IDENTITIES if found else ())
         if first is not None and not elsewhere and wanted.share is None:
             return Comparison(len(made), done + 1, available, first, tuple(found))
-    return _compared(run, made, len(units), available, first, found, elsewhere)
+    return _compared(run, made, len(shards), available, first, found, elsewhere)
 
 
 def _compared(
@@ -225,16 +225,16 @@ def _rows(board: Mapping[str, Any], wanted: Wanted) -> dict[str, Any]:
     return {row["protocol"] if wanted.label else f"{row['label']} {row['protocol']}": row for row in wanted_rows}
 
 
-def _units(prepared: Prepared, run: FinishedRun, wanted: Wanted) -> tuple[list[Unit], int]:
-    """The units to run, and how many hold recorded cells of the row."""
+def _shards(prepared: Prepared, run: FinishedRun, wanted: Wanted) -> tuple[list[Shard], int]:
+    """The shards to run, and how many hold recorded cells of the row."""
     recorded = {record.item_hash for record in run.records}
     holding = [
-        unit
-        for unit in prepared.units
-        if any(wanted.has(cell) for cell in unit.cells) and all(item.item_hash in recorded for item in unit.items)
+        shard
+        for shard in prepared.shards
+        if any(wanted.has(cell) for cell in shard.cells) and all(item.item_hash in recorded for item in shard.items)
     ]
     if wanted.unit is not None:
-        chosen = [unit for unit in holding if unit.index == wanted.unit]
+        chosen = [shard for shard in holding if shard.index == wanted.unit]
         if not chosen:
             known = f"{holding[0].index} to {holding[-1].index}" if holding else "none"
             raise ValueError(f"--unit {wanted.unit}: holds no cell of {wanted.label}; units that do: {known}")
@@ -245,9 +245,9 @@ def _units(prepared: Prepared, run: FinishedRun, wanted: Wanted) -> tuple[list[U
         return [holding[place] for place in sorted(drawn)], len(holding)
     if wanted.every:
         return holding, len(holding)
-    first: dict[tuple[str, str], Unit] = {}
-    for unit in holding:
-        first.setdefault((unit.items[0].suite, unit.items[0].protocol), unit)
+    first: dict[tuple[str, str], Shard] = {}
+    for shard in holding:
+        first.setdefault((shard.items[0].suite, shard.items[0].protocol), shard)
     return list(first.values()), len(holding)
 
 

@@ -1,4 +1,4 @@
-"""Runs a unit: one prefill a context, a fork for the exact run and each policy, one batch of rows for all turns.
+"""Runs a shard: one prefill a context, a fork for the exact run and each policy, one batch of rows for all turns.
 
 Only this file and :mod:`kvgate.evals.run.self_checks` drive the engine; what they return are finished records.
 """
@@ -22,7 +22,7 @@ from kvgate.engine.sequence import Sequence as Row
 from kvgate.engine.witness import Scores
 from kvgate.evals.data.items import Choice, External, Fidelity, Item, Turn, candidates_of
 from kvgate.evals.log.records import CellRecord, TurnRecord
-from kvgate.evals.plan.cells import Cell, Unit
+from kvgate.evals.plan.cells import Cell, Shard
 from kvgate.evals.run.fidelity import Followed, follow
 from kvgate.evals.run.prompts import by_prompt, prompt_of
 from kvgate.evals.scoring.scores import score_answer, score_choice
@@ -31,7 +31,7 @@ from kvgate.lifecycle.tables import Tables
 
 @dataclass
 class _Running:
-    """A cell and its row while a unit runs."""
+    """A cell and its row while a shard runs."""
 
     cell: Cell
     row: Row
@@ -48,10 +48,10 @@ class _Running:
 
 
 class Runner:
-    """Runs units on one engine.
+    """Runs shards on one engine.
 
     Args:
-        engine: with enough pages for a unit (see :func:`kvgate.evals.run.prompts.pages_needed`).
+        engine: with enough pages for a shard (see :func:`kvgate.evals.run.prompts.pages_needed`).
         tokenizer: decodes answers for scoring and for readers.
         config_hash: written into every record.
     """
@@ -62,12 +62,12 @@ class Runner:
         self._config_hash = config_hash
         self._heads = engine.tables.geometry.heads
 
-    def run(self, unit: Unit) -> list[CellRecord]:
-        """One record a cell, in the unit's order. Leaves no page behind, whatever happens."""
+    def run(self, shard: Shard) -> list[CellRecord]:
+        """One record a cell, in the shard's order. Leaves no page behind, whatever happens."""
         running: list[_Running] = []
         try:
-            self._start(unit, running)
-            for turn in range(max(len(item.turns) for item in unit.items)):
+            self._start(shard, running)
+            for turn in range(max(len(item.turns) for item in shard.items)):
                 self._turn([entry for entry in running if turn < len(entry.item.turns)], turn)
             return self._records(running)
         finally:
@@ -76,9 +76,9 @@ class Runner:
 
     # -- contexts -------------------------------------------------------------------------------------------------
 
-    def _start(self, unit: Unit, running: list[_Running]) -> None:
+    def _start(self, shard: Shard, running: list[_Running]) -> None:
         """Prefill each context once, evict once per policy and context, and fork a row for every cell."""
-        for prompt, cells in by_prompt(unit.cells):
+        for prompt, cells in by_prompt(shard.cells):
             needs: frozenset[Need] = frozenset().union(*(cell.policy.needs for cell in cells if cell.policy))
             protected = tuple(Span(*span) for span in cells[0].item.protected)
             snapshot = self._exact(prompt, needs, protected)
@@ -86,14 +86,14 @@ class Runner:
             scores: dict[tuple[Any, ...], Scores] = {}
             try:
                 for cell in cells:
-                    label = cell.column.label
+                    label = cell.configuration.label
                     known = label in evicted
                     row = self._engine.fork(evicted[label]) if known else self._evicted(snapshot, cell, scores)
                     evicted[label] = row
                     running.append(_Running(cell, row))
             finally:
                 self._engine.release(snapshot)
-        place = {cell.cell_id: index for index, cell in enumerate(unit.cells)}
+        place = {cell.cell_id: index for index, cell in enumerate(shard.cells)}
         running.sort(key=lambda entry: place[entry.cell.cell_id])
 
     def _exact(self, prompt: tuple[int, ...], needs: frozenset[Need], protected: tuple[Span, ...]) -> Row:
@@ -226,7 +226,7 @@ class Runner:
 
     def _records(self, running: list[_Running]) -> list[CellRecord]:
         exact = {entry.item.item_hash: entry.resident for entry in running if entry.cell.policy is None}
-        # A unit without exact rows is run for its answers only, and gets on no leaderboard.
+        # A shard without exact rows is run for its answers only, and gets on no leaderboard.
         return [self._record(entry, exact.get(entry.item.item_hash, 0)) for entry in running]
 
     def _record(self, entry: _Running, exact_resident: int) -> CellRecord:
@@ -244,11 +244,11 @@ class Runner:
             item_hash=item.item_hash,
             context_hash=item.context_hash,
             protocol=item.protocol,
-            policy=cell.policy.name if cell.policy else cell.column.name,
-            label=cell.column.label,
+            policy=cell.policy.name if cell.policy else cell.configuration.name,
+            label=cell.configuration.label,
             params=cell.policy.describe() if cell.policy else {},
             budget=cell.budget,
-            ratio=cell.column.ratio,
+            ratio=cell.configuration.ratio,
             score=sum(scored) / len(scored),
             turns=tuple(entry.turns),
             evicted_tokens=row.evicted / self._heads,
@@ -262,7 +262,7 @@ class Runner:
             output_tokens=sum(len(turn.tokens) for turn in entry.turns),
             nan=entry.nan,
             facts_kept=entry.facts_kept,
-            settings=dict(cell.column.params),
+            settings=dict(cell.configuration.params),
             probe_tokens=row.probed,
         )
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from kvgate.evals.log.records import SCHEMA_VERSION, CellRecord
-from kvgate.evals.plan.cells import Unit
+from kvgate.evals.plan.cells import Shard
 from kvgate.evals.run.runner import Runner
 
 
-def run_checks(runner: Runner, units: Sequence[Unit], records: Sequence[CellRecord]) -> dict[str, Any]:
-    """Repeat the first unit of each suite and protocol, whole and with its exact rows only.
+def run_checks(runner: Runner, shards: Sequence[Shard], records: Sequence[CellRecord]) -> dict[str, Any]:
+    """Repeat the first shard of each suite and protocol, whole and with its exact rows only.
 
     ``repeat``: the same batch again, after everything else was run. If the exact run gives other tokens, the whole run
     is invalid; if a policy does, its rows are: it carries state from item to item, or is not deterministic.
@@ -20,19 +20,19 @@ def run_checks(runner: Runner, units: Sequence[Unit], records: Sequence[CellReco
     batch, reported but not fatal, since every run of a plan has the same batches.
     """
     made = {record.cell_id: record for record in records}
-    first: dict[tuple[str, str], Unit] = {}
-    for unit in units:
-        first.setdefault((unit.items[0].suite, unit.items[0].protocol), unit)
+    first: dict[tuple[str, str], Shard] = {}
+    for shard in shards:
+        first.setdefault((shard.items[0].suite, shard.items[0].protocol), shard)
     repeat: dict[str, list[bool]] = {}
     alone: list[bool] = []
-    for unit in first.values():
-        for record in runner.run(unit):
+    for shard in first.values():
+        for record in runner.run(shard):
             repeat.setdefault(record.label, []).append(_same(record, made))
-        exact = replace(unit, cells=tuple(cell for cell in unit.cells if cell.policy is None))
+        exact = replace(shard, cells=tuple(cell for cell in shard.cells if cell.policy is None))
         alone += [_same(record, made) for record in runner.run(exact)]
     return {
         "schema_version": SCHEMA_VERSION,
-        "units": [unit.index for unit in first.values()],
+        "units": [shard.index for shard in first.values()],
         "repeat": {label: _counted(found) for label, found in sorted(repeat.items())},
         "batch_invariance": _counted(alone),
     }

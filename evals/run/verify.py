@@ -78,7 +78,7 @@ def _plan_faults(run: FinishedRun, work: Work) -> Iterator[str]:
         "items": len(work.items),
         "items_hash": items_hash([item.item_hash for item in work.items]),
         "order": drawn_order(work.batches),
-        "columns": [described(column) for column in work.columns],
+        "columns": [described(configuration) for configuration in work.configurations],
     }
     for name, value in made.items():
         if (was := run.manifest[name]) != value:
@@ -93,7 +93,7 @@ def _cells(run: FinishedRun, work: Work) -> list[Cell]:
             break
         batches.append(batch)
         items += items_in(batch)
-    return [cell for batch in batches for unit in batch for cell in unit.cells]
+    return [cell for batch in batches for shard in batch for cell in shard.cells]
 
 
 def _order_faults(records: Sequence[CellRecord], cells: Sequence[Cell]) -> Iterator[str]:
@@ -104,7 +104,7 @@ def _order_faults(records: Sequence[CellRecord], cells: Sequence[Cell]) -> Itera
         if record.cell_id != cell.cell_id:
             yield (
                 f"line {place} is cell {record.cell_id[:12]} ({record.label}), the plan has {cell.cell_id[:12]} "
-                f"({cell.item.suite}/{cell.item.task}/{cell.item.index}, {cell.column.label})"
+                f"({cell.item.suite}/{cell.item.task}/{cell.item.index}, {cell.configuration.label})"
             )
             return
 
@@ -128,13 +128,13 @@ def _answer_faults(
 
 def _stated(cell: Cell) -> dict[str, Any]:
     """What a record repeats of its cell."""
-    item, column = cell.item, cell.column
+    item, configuration = cell.item, cell.configuration
     same = ("suite", "task", "index", "length", "depth", "cluster", "item_hash", "context_hash", "protocol")
     return {name: getattr(item, name) for name in same} | {
-        "label": column.label,
-        "policy": cell.policy.name if cell.policy else column.name,
-        "settings": dict(column.params),
-        "ratio": column.ratio,
+        "label": configuration.label,
+        "policy": cell.policy.name if cell.policy else configuration.name,
+        "settings": dict(configuration.params),
+        "ratio": configuration.ratio,
         "budget": cell.budget,
         "floored": cell.floored,
         "context_tokens": len(item.context),

@@ -22,7 +22,7 @@ MOST_OPTION = 1 << 24  # of a number among a suite's options
 
 
 @dataclass(frozen=True)
-class Order:
+class BuildSpec:
     """What to build.
 
     Attributes:
@@ -50,7 +50,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Spot:
+class GroupSpec:
     """One group of items to make: they may share a context, and then share a cluster."""
 
     task: str
@@ -104,8 +104,8 @@ class Suite(ABC):
         return True
 
     @abstractmethod
-    def build(self, tokens: Tokens, order: Order) -> list[Item]:
-        """All items of ``order``, by task, then length, then index. ValueError for what cannot be built."""
+    def build(self, tokens: Tokens, spec: BuildSpec) -> list[Item]:
+        """All items of ``spec``, by task, then length, then index. ValueError for what cannot be built."""
 
     def chosen(self, asked: tuple[str, ...]) -> list[str]:
         """Task names to build, in the suite's own order. ValueError for an unknown one."""
@@ -125,7 +125,7 @@ class Suite(ABC):
 
 
 class Generated(Suite):
-    """A suite whose items are made, one :class:`Spot` at a time, to the exact length."""
+    """A suite whose items are made, one :class:`GroupSpec` at a time, to the exact length."""
 
     @classmethod
     def has_source(cls, task: str) -> bool:
@@ -133,33 +133,33 @@ class Generated(Suite):
         return False
 
     @abstractmethod
-    def make(self, tokens: Tokens, spot: Spot) -> list[Item]:
-        """One to ``spot.room`` items whose first index is ``spot.index``. ValueError if the length is too short."""
+    def make(self, tokens: Tokens, spec: GroupSpec) -> list[Item]:
+        """One to ``spec.room`` items whose first index is ``spec.index``. ValueError if the length is too short."""
 
-    def build(self, tokens: Tokens, order: Order) -> list[Item]:
-        """All items of ``order``, by task, then length, then index. Raises ValueError for unknown tasks and options."""
-        options = self.settled(order.options)
+    def build(self, tokens: Tokens, spec: BuildSpec) -> list[Item]:
+        """All items of ``spec``, by task, then length, then index. Raises ValueError for unknown tasks and options."""
+        options = self.settled(spec.options)
         items: list[Item] = []
-        for task in self.chosen(order.tasks):
-            for length, count in sorted(order.counts.items()):
-                items.extend(self._slice(tokens, order, options, task, length, count))
+        for task in self.chosen(spec.tasks):
+            for length, count in sorted(spec.counts.items()):
+                items.extend(self._slice(tokens, spec, options, task, length, count))
         for item in items:
             tokens.check(item.context)
         return items
 
     def _slice(
-        self, tokens: Tokens, order: Order, options: Mapping[str, Any], task: str, length: int, count: int
+        self, tokens: Tokens, spec: BuildSpec, options: Mapping[str, Any], task: str, length: int, count: int
     ) -> list[Item]:
         seeded = self.twins.get(task, task)
         rank = list(self.tasks).index(seeded)
         made: list[Item] = []
         groups = 0
         while len(made) < count:
-            depth = order.depths[(groups + rank) % len(order.depths)]
-            rng = random.Random(f"{order.seed}/{self.name}/{seeded}/{length}/{groups}")
-            spot = Spot(task, length, depth, len(made), count - len(made), order.depths, rng, options)
-            group = self.make(tokens, spot)
-            assert 0 < len(group) <= spot.room, f"{self.name}/{task}: {len(group)} items for a room of {spot.room}"
+            depth = spec.depths[(groups + rank) % len(spec.depths)]
+            rng = random.Random(f"{spec.seed}/{self.name}/{seeded}/{length}/{groups}")
+            wanted = GroupSpec(task, length, depth, len(made), count - len(made), spec.depths, rng, options)
+            group = self.make(tokens, wanted)
+            assert 0 < len(group) <= wanted.room, f"{self.name}/{task}: {len(group)} items for a room of {wanted.room}"
             made.extend(group)
             groups += 1
         return made

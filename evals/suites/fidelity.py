@@ -8,7 +8,7 @@ from typing import ClassVar
 from kvgate.evals.data.corpus import fingerprint, lay, library_files, library_root, prose
 from kvgate.evals.data.items import Fidelity, Ids, Item, Turn
 from kvgate.evals.data.tokens import Tokens
-from kvgate.evals.suites.base import Generated, Spot
+from kvgate.evals.suites.base import Generated, GroupSpec
 
 OPENING = 8  # ids of the text that are fed after the eviction, so that the first prediction already feels it
 CHARACTERS = 12  # of source code that surely hold a token
@@ -44,57 +44,57 @@ class FidelitySuite(Generated):
         """Code comes from files; the clusters of the other tasks are made contexts."""
         return task == "code"
 
-    def make(self, tokens: Tokens, spot: Spot) -> list[Item]:
+    def make(self, tokens: Tokens, group: GroupSpec) -> list[Item]:
         """One item with one turn of at most ``new_tokens`` tokens."""
-        wanted = spot.options["new_tokens"]
+        wanted = group.options["new_tokens"]
         if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
             raise ValueError(f"suite fidelity: new_tokens {wanted!r}; use a whole number from 1")
-        if spot.task == "summary":
-            context, prompt, source = self._summary(tokens, spot)
+        if group.task == "summary":
+            context, prompt, source = self._summary(tokens, group)
         else:
-            text, source = _code(tokens, spot) if spot.task == "code" else _prose(tokens, spot)
+            text, source = _code(tokens, group) if group.task == "code" else _prose(tokens, group)
             context, prompt = text[:-OPENING], text[-OPENING:]
         return [
             Item(
                 suite=self.name,
-                task=spot.task,
-                index=spot.index,
-                length=spot.length,
+                task=group.task,
+                index=group.index,
+                length=group.length,
                 context=context,
-                turns=(Turn(prompt, Fidelity(), max_new_tokens=wanted, label=spot.task),),
-                cluster=f"{spot.task}-{spot.length}-{spot.index}" if spot.task != "code" else source,
+                turns=(Turn(prompt, Fidelity(), max_new_tokens=wanted, label=group.task),),
+                cluster=f"{group.task}-{group.length}-{group.index}" if group.task != "code" else source,
                 meta={"source": f"{source}, {fingerprint()}"},
             )
         ]
 
-    def _summary(self, tokens: Tokens, spot: Spot) -> tuple[Ids, Ids, str]:
+    def _summary(self, tokens: Tokens, group: GroupSpec) -> tuple[Ids, Ids, str]:
         head = tokens.join(tokens.chat.start(), "Read this text.\n")
         question = tokens.join("\n\n", "Say in a few sentences what the text above is about.", tokens.chat.speak)
-        return head + _text(tokens, spot, spot.length - len(head)), question, "prose"
+        return head + _text(tokens, group, group.length - len(head)), question, "prose"
 
 
-def _prose(tokens: Tokens, spot: Spot) -> tuple[Ids, str]:
-    room = spot.length + OPENING - len(tokens.bos)
-    return tokens.bos + _text(tokens, spot, room), "prose"
+def _prose(tokens: Tokens, group: GroupSpec) -> tuple[Ids, str]:
+    room = group.length + OPENING - len(tokens.bos)
+    return tokens.bos + _text(tokens, group, room), "prose"
 
 
-def _text(tokens: Tokens, spot: Spot, room: int) -> Ids:
+def _text(tokens: Tokens, group: GroupSpec, room: int) -> Ids:
     """``room`` ids of prose that ends behind any sentence: two items from one passage are still two texts."""
-    pieces = prose(tokens, spot.rng, 2 * room)
+    pieces = prose(tokens, group.rng, 2 * room)
     ends = [end for end, size in enumerate(accumulate(map(len, pieces)), 1) if size >= room]
-    return lay(pieces[: spot.rng.choice(ends)], [], room).ids
+    return lay(pieces[: group.rng.choice(ends)], [], room).ids
 
 
-def _code(tokens: Tokens, spot: Spot) -> tuple[Ids, str]:
+def _code(tokens: Tokens, group: GroupSpec) -> tuple[Ids, str]:
     """A stretch of a file that is long enough, from the start of a line on."""
-    room = spot.length + OPENING - len(tokens.bos)
+    room = group.length + OPENING - len(tokens.bos)
     size = CHARACTERS * room
     long_enough = [file for file in library_files() if file.stat().st_size > 2 * size]
     if not long_enough:
         raise ValueError(f"suite fidelity: no file of the standard library has {room} tokens; ask for a shorter length")
-    file = spot.rng.choice(long_enough)
+    file = group.rng.choice(long_enough)
     text = file.read_text("utf-8", errors="replace")
-    start = text.rfind("\n", 0, spot.rng.randrange(max(1, len(text) - size)) + 1) + 1
+    start = text.rfind("\n", 0, group.rng.randrange(max(1, len(text) - size)) + 1) + 1
     ids = tokens.fresh(text[start : start + size])[:room]
     if len(ids) < room:
         raise ValueError(f"suite fidelity: {file.name} has fewer than {room} tokens in {size} characters")

@@ -26,7 +26,7 @@ from kvgate.evals.data.corpus import fingerprint, lay, prose
 from kvgate.evals.data.items import Ids, Item, Listing, Turn
 from kvgate.evals.data.tokens import Tokens
 from kvgate.evals.suites import words
-from kvgate.evals.suites.base import Generated, Spot
+from kvgate.evals.suites.base import Generated, GroupSpec
 
 COUNTED = 5  # lines of the count that are given
 BEGUN = 3  # lines given before and after the title of the round that is begun
@@ -57,34 +57,34 @@ class LongGeneration(Generated):
         """A count needs nothing from the context."""
         return task != "count"
 
-    def make(self, tokens: Tokens, spot: Spot) -> list[Item]:
+    def make(self, tokens: Tokens, group: GroupSpec) -> list[Item]:
         """One item; the answer has about ``new_tokens`` tokens, and goes on to that cap if the model lets it."""
-        wanted = _positive(spot.options["new_tokens"])
-        return [self._count(tokens, spot, wanted) if spot.task == "count" else self._recite(tokens, spot, wanted)]
+        wanted = _positive(group.options["new_tokens"])
+        return [self._count(tokens, group, wanted) if group.task == "count" else self._recite(tokens, group, wanted)]
 
-    def _count(self, tokens: Tokens, spot: Spot, wanted: int) -> Item:
-        first = spot.rng.randrange(1000, 9000)
+    def _count(self, tokens: Tokens, group: GroupSpec, wanted: int) -> Item:
+        first = group.rng.randrange(1000, 9000)
         begun = [f"Item {number}" for number in range(first, first + COUNTED)]
         lines = _fill(tokens, (f"Item {number}" for number in count(first + COUNTED)), wanted)
-        laid = lay(prose(tokens, spot.rng, spot.length), [], spot.length - len(tokens.bos))
-        return self._item(tokens, spot, tokens.bos + laid.ids, (), begun, lines, wanted)
+        laid = lay(prose(tokens, group.rng, group.length), [], group.length - len(tokens.bos))
+        return self._item(tokens, group, tokens.bos + laid.ids, (), begun, lines, wanted)
 
-    def _recite(self, tokens: Tokens, spot: Spot, wanted: int) -> Item:
-        rooms = _rooms(tokens, spot, min(LIST_TOKENS, int(spot.length * SHARE / READINGS)))
+    def _recite(self, tokens: Tokens, group: GroupSpec, wanted: int) -> Item:
+        rooms = _rooms(tokens, group, min(LIST_TOKENS, int(group.length * SHARE / READINGS)))
         one = [TITLE, *rooms]
         told = tokens.encode("\n" + "\n".join(one * READINGS) + "\n")
-        laid = lay(prose(tokens, spot.rng, spot.length), [(spot.depth, told)], spot.length - len(tokens.bos))
+        laid = lay(prose(tokens, group.rng, group.length), [(group.depth, told)], group.length - len(tokens.bos))
         start, end = laid.spans[0]
         facts = ((start + len(tokens.bos), end + len(tokens.bos)),)
         # Begun across the end of a round, so that it shows what follows the last room.
         begun = [*rooms[-BEGUN:], *one[: BEGUN + 1]]
         lines = _fill(tokens, (one[place % len(one)] for place in count(BEGUN + 1)), wanted)
-        return self._item(tokens, spot, tokens.bos + laid.ids, facts, begun, lines, wanted)
+        return self._item(tokens, group, tokens.bos + laid.ids, facts, begun, lines, wanted)
 
     def _item(
         self,
         tokens: Tokens,
-        spot: Spot,
+        group: GroupSpec,
         context: Ids,
         facts: tuple[tuple[int, int], ...],
         begun: list[str],
@@ -95,17 +95,17 @@ class LongGeneration(Generated):
             prompt=tokens.join("\n\n", "\n".join(begun) + "\n"),
             scoring=Listing(tuple(lines)),
             max_new_tokens=cap,
-            label=spot.task,
+            label=group.task,
         )
         return Item(
             suite=self.name,
-            task=spot.task,
-            index=spot.index,
-            length=spot.length,
+            task=group.task,
+            index=group.index,
+            length=group.length,
             context=context,
             turns=(turn,),
-            cluster=f"{spot.task}-{spot.length}-{spot.index}",
-            depth=spot.depth if facts else None,
+            cluster=f"{group.task}-{group.length}-{group.index}",
+            depth=group.depth if facts else None,
             facts=facts,
             meta={"lines": str(len(lines)), "source": fingerprint()},
         )
@@ -128,11 +128,11 @@ def _fill(tokens: Tokens, lines: Iterable[str], wanted: int) -> list[str]:
     return kept
 
 
-def _rooms(tokens: Tokens, spot: Spot, room: int) -> list[str]:
+def _rooms(tokens: Tokens, group: GroupSpec, room: int) -> list[str]:
     """As many numbered lines as fit into ``room`` tokens with the title above them."""
     left = room - len(tokens.encode(TITLE + "\n"))
-    drawn = words.numbers(spot.rng, max(1, room // 5))
+    drawn = words.numbers(group.rng, max(1, room // 5))
     rooms = _fill(tokens, (f"Room {place}: {number}" for place, number in enumerate(drawn, 1)), left)
     if len(rooms) < 2 * BEGUN:
-        raise ValueError(f"suite lengths: {spot.length} tokens are too few for a list of rooms; ask for more")
+        raise ValueError(f"suite lengths: {group.length} tokens are too few for a list of rooms; ask for more")
     return rooms

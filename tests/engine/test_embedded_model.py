@@ -17,7 +17,7 @@ from kvgate.engine.generate import generate
 from kvgate.engine.models import LoadedModel, load_model
 from kvgate.evals.data.items import Item
 from kvgate.evals.data.tokens import Tokens
-from kvgate.evals.suites.base import Order
+from kvgate.evals.suites.base import BuildSpec
 from kvgate.evals.suites.catalog import suite_class
 
 pytestmark = pytest.mark.slow
@@ -79,7 +79,7 @@ def build(tokens: Tokens, name: str) -> list[Item]:
     return [
         item
         for length, tasks in BUILT[name]
-        for item in suite.build(tokens, Order(counts={length: 1}, tasks=tasks, seed=3))
+        for item in suite.build(tokens, BuildSpec(counts={length: 1}, tasks=tasks, seed=3))
     ]
 
 
@@ -164,8 +164,8 @@ def test_h2o_keeps_what_a_float64_attention_matrix_says(
 
 def test_streaming_llm_at_half_of_1494_tokens(loaded: LoadedModel, live_tokens: Fixture) -> None:
     """Four sinks and {751..1493}, in every layer and head, and the pages of the rest are given back."""
-    order = Order(counts={1700: 1}, tasks=("single",))
-    item = suite_class("retrieval")().build(Tokens(loaded.tokenizer), order)[0]
+    spec = BuildSpec(counts={1700: 1}, tasks=("single",))
+    item = suite_class("retrieval")().build(Tokens(loaded.tokenizer), spec)[0]
     engine = engine_for(loaded, 2 * 1494)
     parent, _ = engine.prefill(item.context[:1494])
     row = engine.fork(parent, StreamingLLM.for_budget(747))

@@ -13,7 +13,7 @@ from tiny_model import save_tiny_model
 from kvgate.engine.engine import Engine
 from kvgate.engine.models import load_model
 from kvgate.evals.data.items import Exact, Item, Turn
-from kvgate.evals.plan.cells import EXACT_COLUMN, units
+from kvgate.evals.plan.cells import EXACT_CONFIGURATION, shards
 from kvgate.evals.run.runner import Runner
 from kvgate.evals.scoring.again import contradictions
 
@@ -43,8 +43,8 @@ def test_a_newline_stops_only_what_has_begun(
         return logits
 
     monkeypatch.setattr(engine, "extend", scripted)
-    (unit,) = units([item], [EXACT_COLUMN], 4, "f")
-    (record,) = Runner(engine, tokenizer, "hash").run(unit)
+    (shard,) = shards([item], [EXACT_CONFIGURATION], 4, "f")
+    (record,) = Runner(engine, tokenizer, "hash").run(shard)
     assert (record.turns[0].text, record.score) == (shown, 1.0)
     stops = loaded.info.stop_ids
     assert list(contradictions(item, record, record, stops, tokenizer.decode)) == []

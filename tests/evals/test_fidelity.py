@@ -23,7 +23,7 @@ from kvgate.evals.data.tokens import Tokens
 from kvgate.evals.leaderboard.fidelity import fidelity_lines
 from kvgate.evals.log.records import CellRecord
 from kvgate.evals.run.fidelity import divergences, follow
-from kvgate.evals.suites.base import Order
+from kvgate.evals.suites.base import BuildSpec
 from kvgate.evals.suites.fidelity import OPENING, FidelitySuite
 
 
@@ -116,7 +116,7 @@ def test_impossible_tokens_are_no_number() -> None:
 
 def test_items_have_their_length_and_hold_tokens_back(model: Path) -> None:
     tokens = Tokens(load_model(str(model), dtype="float32").tokenizer)
-    items = FidelitySuite().build(tokens, Order(counts={200: 2, 700: 1}, seed=1))
+    items = FidelitySuite().build(tokens, BuildSpec(counts={200: 2, 700: 1}, seed=1))
     assert [(item.task, item.length) for item in items] == [
         (task, length) for task in FidelitySuite.tasks for length in (200, 200, 700)
     ]
@@ -125,7 +125,7 @@ def test_items_have_their_length_and_hold_tokens_back(model: Path) -> None:
         assert isinstance(item.turns[0].scoring, Fidelity)
         assert len(item.turns[0].prompt) >= OPENING
     with pytest.raises(ValueError, match="new_tokens 0"):
-        FidelitySuite().build(tokens, Order(options={"new_tokens": 0}))
+        FidelitySuite().build(tokens, BuildSpec(options={"new_tokens": 0}))
 
 
 def test_a_run_of_the_suite(model: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from kvgate.engine.models import load_model
 from kvgate.engine.tokenizer import load_tokenizer
 from kvgate.evals.data.tokens import Tokens
 from kvgate.evals.lm_eval.bench import Bench
-from kvgate.evals.plan.cells import EXACT_COLUMN
+from kvgate.evals.plan.cells import EXACT_CONFIGURATION
 from kvgate.evals.plan.config import parse_plan
 from kvgate.evals.run.identity import Identity, identity, template_hash, tokenizer_hash
 from kvgate.evals.run.prepare import make_work
@@ -48,13 +48,13 @@ def test_each_entry_changes_every_cell_and_the_config_hash(model: Path) -> None:
         value = other.get(spec.name, "0" * 32)
         changed = make_work(config, loaded.tokenizer, replace(who, **{spec.name: value}))
         assert changed.config_hash != work.config_hash, spec.name
-        ids = [{cell.cell_id for unit in made.units for cell in unit.cells} for made in (work, changed)]
+        ids = [{cell.cell_id for shard in made.shards for cell in shard.cells} for made in (work, changed)]
         assert not ids[0] & ids[1], spec.name
 
 
 def test_lm_eval_runs_have_the_same_identity(model: Path) -> None:
     who, loaded = of(model)
-    assert Bench(loaded, [EXACT_COLUMN]).identity == who
+    assert Bench(loaded, [EXACT_CONFIGURATION]).identity == who
 
 
 def test_stop_ids_and_template_of_the_same_weights_are_another_identity(model: Path, tmp_path: Path) -> None:

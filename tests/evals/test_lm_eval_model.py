@@ -16,8 +16,8 @@ from tiny_model import save_tiny_model
 from kvgate.evals.data.items import External, candidates_of
 from kvgate.evals.lm_eval.bench import ROLLING_CHUNK, Bench
 from kvgate.evals.lm_eval.items import Generation, Origin
-from kvgate.evals.lm_eval.model import KvgateLM, column_of
-from kvgate.evals.plan.cells import EXACT_COLUMN
+from kvgate.evals.lm_eval.model import KvgateLM, configuration_of
+from kvgate.evals.plan.cells import EXACT_CONFIGURATION
 
 TEXT = "The quick brown fox jumps over the lazy dog. "
 
@@ -89,9 +89,14 @@ def test_one_prefill_a_context_serves_all_columns_and_continuations(
     monkeypatch.setattr(
         Engine, "prefill", lambda self, tokens, **k: (seen.append(len(tokens)), prefill(self, tokens, **k))[1]
     )
-    bench = Bench(exact.bench.loaded, [EXACT_COLUMN, column_of("h2o@0.5"), column_of("sliding_window@0.5")])
+    bench = Bench(
+        exact.bench.loaded, [EXACT_CONFIGURATION, configuration_of("h2o@0.5"), configuration_of("sliding_window@0.5")]
+    )
     asked = [request("loglikelihood", TEXT, end) for end in ("a", "b c", "d")]
-    answers = {column.label: KvgateLM.on(bench, column.label).loglikelihood(asked) for column in bench.columns}
+    answers = {
+        configuration.label: KvgateLM.on(bench, configuration.label).loglikelihood(asked)
+        for configuration in bench.configurations
+    }
     assert seen == [len(TEXT) - 2]  # the trailing space belongs to the continuation, the last token is held back
     assert len({tuple(found) for found in answers.values()}) == 3
 
@@ -99,7 +104,7 @@ def test_one_prefill_a_context_serves_all_columns_and_continuations(
 def test_rolling_holds_the_budget_between_chunks(exact: KvgateLM) -> None:
     from kvgate.engine.engine import Engine
 
-    bench = Bench(exact.bench.loaded, [column_of("streaming_llm@32")])
+    bench = Bench(exact.bench.loaded, [configuration_of("streaming_llm@32")])
     live: list[int] = []
     extend = Engine.extend
 
@@ -110,7 +115,9 @@ def test_rolling_holds_the_budget_between_chunks(exact: KvgateLM) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Engine, "extend", watched)
-        KvgateLM.on(bench, bench.columns[0].label).loglikelihood_rolling([request("loglikelihood_rolling", TEXT * 9)])
+        KvgateLM.on(bench, bench.configurations[0].label).loglikelihood_rolling(
+            [request("loglikelihood_rolling", TEXT * 9)]
+        )
     assert len(live) == -(-len(TEXT * 9) // ROLLING_CHUNK)
     assert max(live) == 32
 
@@ -251,6 +258,6 @@ def test_it_is_registered_by_name(folder: str) -> None:
     assert isinstance(made, KvgateLM)
     assert made.label == "h2o@0.5"
     with pytest.raises(ValueError, match="one budget"):
-        column_of("h2o@0.5,0.25")
+        configuration_of("h2o@0.5,0.25")
     with pytest.raises(ValueError, match="unknown"):
-        column_of("magic@0.5")
+        configuration_of("magic@0.5")

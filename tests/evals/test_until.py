@@ -20,7 +20,7 @@ from kvgate.evals.judge.gates import Gate
 from kvgate.evals.leaderboard.finished import load_run
 from kvgate.evals.log.names import LEADERBOARD, MANIFEST, SAMPLES, SEAL, STOP
 from kvgate.evals.plan.config import UntilDecided, parse_plan
-from kvgate.evals.run.early_stopping import Watch, round_units, rounds
+from kvgate.evals.run.early_stopping import EarlyStopping, round_shards, rounds
 
 GATE = {
     "m_suite": 0.1, "m_slice": 0.2, "floor": 0.5, "min_items": 8, "min_clusters": 8, "min_slice_clusters": 4,
@@ -71,12 +71,12 @@ def test_items_of_one_context_stay_together_whatever_their_clusters() -> None:
 
 
 def test_units_are_counted_through_and_never_span_rounds() -> None:
-    from kvgate.evals.plan.cells import EXACT_COLUMN
+    from kvgate.evals.plan.cells import EXACT_CONFIGURATION
 
     made = rounds([item(i) for i in range(6)] + [item(i, 1024) for i in range(3)], gate(), 0)
-    batches = round_units(made, [EXACT_COLUMN], 2, "f")
-    assert [unit.index for batch in batches for unit in batch] == list(range(6))
-    assert [[len(unit.items) for unit in batch] for batch in batches] == [[2, 1]] * 3
+    batches = round_shards(made, [EXACT_CONFIGURATION], 2, "f")
+    assert [shard.index for batch in batches for shard in batch] == list(range(6))
+    assert [[len(shard.items) for shard in batch] for batch in batches] == [[2, 1]] * 3
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +186,7 @@ def test_bad_caps_are_named(tiny: dict[str, Any], raw: Any) -> None:
 
 def test_minutes_of_an_earlier_process_do_not_count() -> None:
     now = iter([0.0, 600.0, 600.0])
-    watch = Watch(gate(), UntilDecided(minutes=5.0), ["x"] * 10, clock=lambda: next(now))
-    assert not watch.look((), [], fresh=False)
-    assert watch.look((), [], fresh=True)
-    assert watch.rule == "minutes"
+    stopping = EarlyStopping(gate(), UntilDecided(minutes=5.0), ["x"] * 10, clock=lambda: next(now))
+    assert not stopping.look((), [], fresh=False)
+    assert stopping.look((), [], fresh=True)
+    assert stopping.rule == "minutes"

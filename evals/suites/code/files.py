@@ -13,7 +13,7 @@ from typing import Any
 from kvgate.evals.data.corpus import fingerprint, library_files, library_root, parse, python_files
 from kvgate.evals.data.items import Ids
 from kvgate.evals.data.tokens import Tokens
-from kvgate.evals.suites.base import Spot
+from kvgate.evals.suites.base import GroupSpec
 from kvgate.evals.suites.code.renaming import Renamed, rename
 
 HANDY = 40_000  # bytes; renaming a file costs time in proportion to its size, and a small part of it is used
@@ -57,30 +57,30 @@ def _package_root(package: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-def _shuffled(spot: Spot, books: Shelf, length: int) -> list[Path]:
+def _shuffled(group: GroupSpec, books: Shelf, length: int) -> list[Path]:
     """Files large enough for ``length`` tokens in random order; very large ones only if there are no others."""
     large_enough = [path for path in books.files if path.stat().st_size > 4 * length]
     handy = [path for path in large_enough if path.stat().st_size < max(HANDY, 16 * length)] or large_enough
-    return spot.rng.sample(handy, len(handy))
+    return group.rng.sample(handy, len(handy))
 
 
-def renamed_files(spot: Spot, books: Shelf, length: int) -> Iterator[tuple[Path, Renamed]]:
-    """Files large enough for ``length`` tokens, in random order, each with fresh names of this spot's own."""
-    for path in _shuffled(spot, books, length):
+def renamed_files(group: GroupSpec, books: Shelf, length: int) -> Iterator[tuple[Path, Renamed]]:
+    """Files large enough for ``length`` tokens, in random order, each with fresh names of this group's own."""
+    for path in _shuffled(group, books, length):
         if parse(path) is not None:
-            yield path, rename(path.read_text("utf-8"), spot.rng)
+            yield path, rename(path.read_text("utf-8"), group.rng)
 
 
-def blocks(tokens: Tokens, spot: Spot, books: Shelf, length: int) -> Iterator[tuple[Path, list[Ids]]]:
+def blocks(tokens: Tokens, group: GroupSpec, books: Shelf, length: int) -> Iterator[tuple[Path, list[Ids]]]:
     """Files with enough short statements, as pieces of ids that each begin a line; a window at random."""
-    for path in _shuffled(spot, books, length):
+    for path in _shuffled(group, books, length):
         if sum(map(len, _statements_of(path))) < 4 * length:
             continue
-        renamed = rename(path.read_text("utf-8"), spot.rng)
+        renamed = rename(path.read_text("utf-8"), group.rng)
         ids = [tokens.encode("\n" + block) for block in statements(renamed.source)]
         ends = [end for end in range(1, len(ids) + 1) if sum(map(len, ids[:end])) >= length]
         if ends:
-            yield path, ids[: spot.rng.choice(ends)]
+            yield path, ids[: group.rng.choice(ends)]
 
 
 @cache

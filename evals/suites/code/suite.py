@@ -16,7 +16,7 @@ from kvgate.evals.data.corpus import lay
 from kvgate.evals.data.items import Choice, Exact, Ids, Item, Turn
 from kvgate.evals.data.tokens import Tokens
 from kvgate.evals.suites import words
-from kvgate.evals.suites.base import Generated, Spot
+from kvgate.evals.suites.base import Generated, GroupSpec
 from kvgate.evals.suites.code.completion import sites
 from kvgate.evals.suites.code.files import blocks, renamed_files, shelf
 from kvgate.evals.suites.code.renaming import styled
@@ -51,9 +51,9 @@ class Code(Generated):
         """Clusters are files."""
         return True
 
-    def make(self, tokens: Tokens, spot: Spot) -> list[Item]:
-        """One item: code of exactly ``spot.length`` ids and one question. Cluster: the file."""
-        return [MAKERS[spot.task](tokens, spot)]
+    def make(self, tokens: Tokens, group: GroupSpec) -> list[Item]:
+        """One item: code of exactly ``group.length`` ids and one question. Cluster: the file."""
+        return [MAKERS[group.task](tokens, group)]
 
 
 @dataclass(frozen=True)
@@ -71,79 +71,79 @@ class Shape:
         return [self.assertion(name, value) for name, value in pairs[1 : 1 + EXAMPLES]]
 
 
-def _constants(spot: Spot) -> Shape:
+def _constants(group: GroupSpec) -> Shape:
     return Shape(
-        _names(spot, "CONSTANT"),
-        words.numbers(spot.rng, DEFINITIONS),
+        _names(group, "CONSTANT"),
+        words.numbers(group.rng, DEFINITIONS),
         "{} = {}\n".format,
         lambda name, value: f"assert {name} == {value}".rstrip(),
     )
 
 
-def _labels(spot: Spot) -> Shape:
+def _labels(group: GroupSpec) -> Shape:
     return Shape(
-        _names(spot, "CONSTANT"),
-        ["-".join(pair) for pair in words.pairs(spot.rng, DEFINITIONS)],
+        _names(group, "CONSTANT"),
+        ["-".join(pair) for pair in words.pairs(group.rng, DEFINITIONS)],
         '{} = "{}"\n'.format,
         lambda name, value: f'assert {name} == "{value}' + ('"' if value else ""),
     )
 
 
-def _signatures(spot: Spot) -> Shape:
-    pool = spot.rng.sample(words.THINGS, PARAMETERS * DEFINITIONS)
+def _signatures(group: GroupSpec) -> Shape:
+    pool = group.rng.sample(words.THINGS, PARAMETERS * DEFINITIONS)
     return Shape(
-        _names(spot, "function"),
+        _names(group, "function"),
         [", ".join(pool[start : start + PARAMETERS]) for start in range(0, len(pool), PARAMETERS)],
         "def {}({}):\n    raise NotImplementedError\n".format,
         lambda name, value: f"def {name}({value}" + ("):" if value else ""),
     )
 
 
-def _names(spot: Spot, style: str) -> list[str]:
+def _names(group: GroupSpec, style: str) -> list[str]:
     """Names that share no word, so that one is not taken for another by its beginning."""
-    return [styled(pair, style) for pair in words.pairs(spot.rng, DEFINITIONS)]
+    return [styled(pair, style) for pair in words.pairs(group.rng, DEFINITIONS)]
 
 
-def _asserted(shape_of: Callable[[Spot], Shape]) -> Callable[[Tokens, Spot], Item]:
-    def make(tokens: Tokens, spot: Spot) -> Item:
-        shape = shape_of(spot)
-        books = shelf(dict(spot.options))
-        for path, pieces in blocks(tokens, spot, books, spot.length):
-            laid = lay(pieces, _definitions(tokens, spot, shape), spot.length - len(tokens.bos))
+def _asserted(shape_of: Callable[[GroupSpec], Shape]) -> Callable[[Tokens, GroupSpec], Item]:
+    def make(tokens: Tokens, group: GroupSpec) -> Item:
+        shape = shape_of(group)
+        books = shelf(dict(group.options))
+        for path, pieces in blocks(tokens, group, books, group.length):
+            laid = lay(pieces, _definitions(tokens, group, shape), group.length - len(tokens.bos))
             prompt = "\n".join([*shape.examples(), shape.assertion(shape.names[0], "")])
             turn = _turn(tokens, prompt, shape.values[0])
             context = tokens.bos + laid.ids
-            return _item(spot, context, turn, (books.shown(path), books.source), _shifted(tokens, laid.spans[0]))
-        raise ValueError(f"suite lengths: no file has {spot.length} tokens of short statements; ask for less")
+            return _item(group, context, turn, (books.shown(path), books.source), _shifted(tokens, laid.spans[0]))
+        raise ValueError(f"suite lengths: no file has {group.length} tokens of short statements; ask for less")
 
     return make
 
 
-def _definitions(tokens: Tokens, spot: Spot, shape: Shape) -> list[tuple[float, Ids]]:
-    depths = [spot.depth, *(spot.rng.random() for _ in shape.names[1:])]
+def _definitions(tokens: Tokens, group: GroupSpec, shape: Shape) -> list[tuple[float, Ids]]:
+    depths = [group.depth, *(group.rng.random() for _ in shape.names[1:])]
     lines = [tokens.encode("\n" + shape.define(*pair)) for pair in zip(shape.names, shape.values, strict=True)]
     return list(zip(depths, lines, strict=True))
 
 
-def _imports(tokens: Tokens, spot: Spot) -> Item:
+def _imports(tokens: Tokens, group: GroupSpec) -> Item:
     """A module's header stands in the code as a comment; which module a constant is in follows from its place."""
-    shape, modules = _constants(spot), [styled(pair, "module") for pair in words.pairs(spot.rng, 2)]
-    books = shelf(dict(spot.options))
-    found = list(islice(blocks(tokens, spot, books, spot.length * 2 // 3), 2))
+    shape, modules = _constants(group), [styled(pair, "module") for pair in words.pairs(group.rng, 2)]
+    books = shelf(dict(group.options))
+    found = list(islice(blocks(tokens, group, books, group.length * 2 // 3), 2))
     if len(found) < 2:
-        raise ValueError(f"suite lengths: no two files have {spot.length} tokens of short statements; ask for less")
+        raise ValueError(f"suite lengths: no two files have {group.length} tokens of short statements; ask for less")
     (path, first), (_, second) = found
     headers = [(depth, tokens.encode(f"\n# {name}.py\n")) for depth, name in zip((0.0, 0.5), modules, strict=True)]
-    room = spot.length - len(tokens.bos)
+    room = group.length - len(tokens.bos)
     # Cut both to a half, so that the second module begins in the middle.
     half = [_tail(first, room // 2), _tail(second, room - room // 2)]
-    laid = lay([*half[0], *half[1]], [*headers, *_definitions(tokens, spot, shape)], room)
+    laid = lay([*half[0], *half[1]], [*headers, *_definitions(tokens, group, shape)], room)
     owners = [modules[start >= laid.spans[1][0]] for start, _ in laid.spans[2:]]
     full = replace(shape, names=[f"{owner}.{name}" for owner, name in zip(owners, shape.names, strict=True)])
     lines = [f"import {', '.join(modules)}", "", *full.examples(), full.assertion(full.names[0], "")]
     turn = _turn(tokens, "# test.py\n" + "\n".join(lines), shape.values[0])
     context = tokens.bos + laid.ids
-    return _item(spot, context, turn, (books.shown(path), books.source), _shifted(tokens, laid.spans[2]))
+    return _item(group, context, turn, (books.shown(path), books.source), _shifted(tokens, laid.spans[2]))
 
 
 def _tail(pieces: list[Ids], room: int) -> list[Ids]:
@@ -155,19 +155,19 @@ def _tail(pieces: list[Ids], room: int) -> list[Ids]:
     return kept[::-1]
 
 
-def _completion(tokens: Tokens, spot: Spot) -> Item:
-    books = shelf(dict(spot.options))
-    for path, renamed in renamed_files(spot, books, spot.length):
-        found = sites(tokens, renamed, spot.length, TAIL, spot.rng, 3)
+def _completion(tokens: Tokens, group: GroupSpec) -> Item:
+    books = shelf(dict(group.options))
+    for path, renamed in renamed_files(group, books, group.length):
+        found = sites(tokens, renamed, group.length, TAIL, group.rng, 3)
         if not found:
             continue
-        site = min(found, key=lambda one: abs(one.depth - spot.depth))
-        order = spot.rng.sample(range(4), 4)
+        site = min(found, key=lambda one: abs(one.depth - group.depth))
+        order = group.rng.sample(range(4), 4)
         choice = Choice(tuple(site.candidates[rank] for rank in order), order.index(0))
         turn = Turn(prompt=site.prompt, scoring=choice, label="completion")
-        near = replace(spot, depth=min(spot.depths, key=lambda depth: abs(site.depth - depth)))
+        near = replace(group, depth=min(group.depths, key=lambda depth: abs(site.depth - depth)))
         return _item(near, site.context, turn, (books.shown(path), books.source), site.fact, site.name)
-    raise ValueError(f"suite lengths: no file uses a name again over {spot.length // 4} tokens or more; ask for less")
+    raise ValueError(f"suite lengths: no file uses a name again over {group.length // 4} tokens or more; ask for less")
 
 
 def _turn(tokens: Tokens, prompt: str, gold: str) -> Turn:
@@ -185,18 +185,18 @@ def _shifted(tokens: Tokens, span: tuple[int, int]) -> tuple[int, int]:
 
 
 def _item(
-    spot: Spot, context: Ids, turn: Turn, origin: tuple[str, str], fact: tuple[int, int], gold: str | None = None
+    group: GroupSpec, context: Ids, turn: Turn, origin: tuple[str, str], fact: tuple[int, int], gold: str | None = None
 ) -> Item:
     file, source = origin
     return Item(
         suite=Code.name,
-        task=spot.task,
-        index=spot.index,
-        length=spot.length,
+        task=group.task,
+        index=group.index,
+        length=group.length,
         context=context,
         turns=(turn,),
         cluster=file,
-        depth=spot.depth,
+        depth=group.depth,
         facts=(fact,),
         meta={"gold": gold or _gold(turn), "file": file, "source": source},
     )
@@ -207,7 +207,7 @@ def _gold(turn: Turn) -> str:
     return turn.scoring.accept[0]
 
 
-MAKERS: dict[str, Callable[[Tokens, Spot], Item]] = {
+MAKERS: dict[str, Callable[[Tokens, GroupSpec], Item]] = {
     "constant": _asserted(_constants),
     "label": _asserted(_labels),
     "signature": _asserted(_signatures),

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from kvgate.evals.data.items import Item, digest
 from kvgate.evals.data.tokens import Tokens
-from kvgate.evals.suites.base import Order, Suite
+from kvgate.evals.suites.base import BuildSpec, Suite
 
 Row = Mapping[str, Any]
 # Longer than any tokenizer's average for prose or code: only spares us the tokenising of rows that cannot fit.
@@ -67,20 +67,20 @@ class HubSuite(Suite):
         """Whether the row can be scored here at all."""
         return True
 
-    def build(self, tokens: Tokens, order: Order) -> list[Item]:
+    def build(self, tokens: Tokens, spec: BuildSpec) -> list[Item]:
         """Items by task, then length. ValueError where there are fewer rows of a length than asked for."""
-        options = self.settled(order.options)
+        options = self.settled(spec.options)
         items: list[Item] = []
-        for task in self.chosen(order.tasks):
-            items.extend(self._task(tokens, task, order, options))
+        for task in self.chosen(spec.tasks):
+            items.extend(self._task(tokens, task, spec, options))
         return items
 
-    def _task(self, tokens: Tokens, task: str, order: Order, options: Mapping[str, Any]) -> list[Item]:
-        found: dict[int, list[Item]] = {length: [] for length, count in sorted(order.counts.items()) if count}
+    def _task(self, tokens: Tokens, task: str, spec: BuildSpec, options: Mapping[str, Any]) -> list[Item]:
+        found: dict[int, list[Item]] = {length: [] for length, count in sorted(spec.counts.items()) if count}
         if not found:
             return []
         for number, row in enumerate(rows(self.source, task, options["path"], options["revision"])):
-            if all(len(items) == order.counts[length] for length, items in found.items()):
+            if all(len(items) == spec.counts[length] for length, items in found.items()):
                 break
             if not self.usable(row):
                 continue
@@ -91,13 +91,13 @@ class HubSuite(Suite):
             except ValueError as error:
                 raise ValueError(f"suite {self.name}: {task} row {number}: {error}") from error
             length = next((length for length in found if item.longest <= length), None)
-            if length is not None and len(found[length]) < order.counts[length]:
+            if length is not None and len(found[length]) < spec.counts[length]:
                 found[length].append(self._placed(item, length, len(found[length]), options))
         for length, items in found.items():
-            if len(items) < order.counts[length]:
+            if len(items) < spec.counts[length]:
                 raise ValueError(
                     f"suite {self.name}: {task} has {len(items)} rows of up to {length} tokens, "
-                    f"{order.counts[length]} were asked for; ask for fewer or for longer ones"
+                    f"{spec.counts[length]} were asked for; ask for fewer or for longer ones"
                 )
         return [item for items in found.values() for item in items]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvgate.evals.data.corpus import lay, prose
 from kvgate.evals.data.items import Answer, Exact, Ids, Turn
 from kvgate.evals.data.tokens import Tokens
-from kvgate.evals.suites.base import Spot
+from kvgate.evals.suites.base import GroupSpec
 
 REPLY = "Noted."
 NOTE = 90  # tokens of prose in a filler turn, at least
@@ -17,20 +17,20 @@ def exchange(tokens: Tokens, text: str | Ids, reply: str = REPLY) -> Ids:
     return tokens.join(tokens.chat.next_user, text, tokens.chat.scripted, reply)
 
 
-def dialogue(tokens: Tokens, spot: Spot, head: Ids, needles: list[tuple[float, Ids]]) -> tuple[Ids, Spans]:
-    """Exactly ``spot.length`` ids: head, a first user text cut to measure, then filler turns around the needles."""
+def dialogue(tokens: Tokens, group: GroupSpec, head: Ids, needles: list[tuple[float, Ids]]) -> tuple[Ids, Spans]:
+    """Exactly ``group.length`` ids: head, a first user text cut to measure, then filler turns around the needles."""
     opened = tokens.join(tokens.chat.scripted, REPLY)
-    space = spot.length - len(head) - len(opened) - sum(len(ids) for _, ids in needles)
+    space = group.length - len(head) - len(opened) - sum(len(ids) for _, ids in needles)
     if space < 0:
-        raise ValueError(f"suite lengths: {spot.length} tokens are too few for the early turns; ask for more")
-    sentences = prose(tokens, spot.rng, 2 * spot.length)
+        raise ValueError(f"suite lengths: {group.length} tokens are too few for the early turns; ask for more")
+    sentences = prose(tokens, group.rng, 2 * group.length)
     fillers: list[Ids] = []
     while len(turn := exchange(tokens, tokens.join("Note: ", _note(sentences)))) <= space:
         fillers.append(turn)
         space -= len(turn)
     first = tuple(token for piece in sentences for token in piece)[-space:] if space else ()
     before = head + first + opened
-    laid = lay(fillers, needles, spot.length - len(before))
+    laid = lay(fillers, needles, group.length - len(before))
     return before + laid.ids, tuple((start + len(before), end + len(before)) for start, end in laid.spans)
 
 

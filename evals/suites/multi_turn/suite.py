@@ -15,7 +15,7 @@ from kvgate.evals.data.corpus import fingerprint, prose
 from kvgate.evals.data.items import Item, Turn
 from kvgate.evals.data.tokens import Tokens
 from kvgate.evals.suites import words
-from kvgate.evals.suites.base import Generated, Spot
+from kvgate.evals.suites.base import Generated, GroupSpec
 from kvgate.evals.suites.multi_turn.dialogue import ask, dialogue, exchange
 
 FACTS, PAIR = 3, 2
@@ -41,23 +41,23 @@ class MultiTurn(Generated):
         "standing": "replies agreed on in early turns, to be given when the cue comes",
     }
 
-    def make(self, tokens: Tokens, spot: Spot) -> list[Item]:
-        """One item: early turns of exactly ``spot.length`` ids, then scored turns."""
-        talk = MAKERS[spot.task](tokens, spot)
+    def make(self, tokens: Tokens, group: GroupSpec) -> list[Item]:
+        """One item: early turns of exactly ``group.length`` ids, then scored turns."""
+        talk = MAKERS[group.task](tokens, group)
         head = tokens.join(tokens.chat.start(), "I have some notes for you. ")
         needles = [(depth, exchange(tokens, text)) for depth, text in talk.told]
-        context, spans = dialogue(tokens, spot, head, needles)
+        context, spans = dialogue(tokens, group, head, needles)
         return [
             Item(
                 suite=self.name,
-                task=spot.task,
-                index=spot.index,
-                length=spot.length,
+                task=group.task,
+                index=group.index,
+                length=group.length,
                 context=context,
                 turns=tuple(talk.turns),
-                cluster=f"{spot.task}-{spot.length}-{spot.index}",
+                cluster=f"{group.task}-{group.length}-{group.index}",
                 protocol="multi_turn",
-                depth=spot.depth,
+                depth=group.depth,
                 facts=spans[-len(talk.gold) :],
                 meta={"gold": "; ".join(talk.gold), "source": fingerprint()},
             )
@@ -73,49 +73,49 @@ class Talk:
     gold: list[str]
 
 
-def _fact(tokens: Tokens, spot: Spot) -> Talk:
-    names, values = _names(spot, FACTS), words.numbers(spot.rng, FACTS)
-    drawn = spot.rng.sample(RELATIONS, FACTS)
+def _fact(tokens: Tokens, group: GroupSpec) -> Talk:
+    names, values = _names(group, FACTS), words.numbers(group.rng, FACTS)
+    drawn = group.rng.sample(RELATIONS, FACTS)
     forms = [f"The {relation} of the {name} is" for relation, name in zip(drawn, names, strict=True)]
-    told = [(spot.depth, f"Remember this. {form} {value}.") for form, value in zip(forms, values, strict=True)]
-    return Talk(told, _asked(tokens, spot, forms, [_question(form) for form in forms], values), values)
+    told = [(group.depth, f"Remember this. {form} {value}.") for form, value in zip(forms, values, strict=True)]
+    return Talk(told, _asked(tokens, group, forms, [_question(form) for form in forms], values), values)
 
 
-def _update(tokens: Tokens, spot: Spot) -> Talk:
-    old, new = words.numbers(spot.rng, PAIR), words.numbers(spot.rng, PAIR)
-    forms = [f"The magic number of the {name} is" for name in _names(spot, PAIR)]
-    told = [(spot.depth / 2, f"Remember this. {form} {value}.") for form, value in zip(forms, old, strict=True)]
-    told += [(spot.depth, f"Correction. {form} now {value}.") for form, value in zip(forms, new, strict=True)]
-    turns = _asked(tokens, spot, [f"{form} now" for form in forms], [_question(form) for form in forms], new)
-    return Talk(told, _with_note(tokens, spot, turns), new)
+def _update(tokens: Tokens, group: GroupSpec) -> Talk:
+    old, new = words.numbers(group.rng, PAIR), words.numbers(group.rng, PAIR)
+    forms = [f"The magic number of the {name} is" for name in _names(group, PAIR)]
+    told = [(group.depth / 2, f"Remember this. {form} {value}.") for form, value in zip(forms, old, strict=True)]
+    told += [(group.depth, f"Correction. {form} now {value}.") for form, value in zip(forms, new, strict=True)]
+    turns = _asked(tokens, group, [f"{form} now" for form in forms], [_question(form) for form in forms], new)
+    return Talk(told, _with_note(tokens, group, turns), new)
 
 
-def _standing(tokens: Tokens, spot: Spot) -> Talk:
-    names, values = _names(spot, PAIR), words.numbers(spot.rng, PAIR)
+def _standing(tokens: Tokens, group: GroupSpec) -> Talk:
+    names, values = _names(group, PAIR), words.numbers(group.rng, PAIR)
     forms = [f"{reply} of the {name} is" for reply, name in zip(REPLIES, names, strict=True)]
-    told = [(spot.depth, f"From now on, the {form} {value}.") for form, value in zip(forms, values, strict=True)]
+    told = [(group.depth, f"From now on, the {form} {value}.") for form, value in zip(forms, values, strict=True)]
     cues = [f"I say {name}. What do you reply?" for name in names]
-    turns = _asked(tokens, spot, [f"The {form}" for form in forms], cues, values)
-    return Talk(told, _with_note(tokens, spot, turns), values)
+    turns = _asked(tokens, group, [f"The {form}" for form in forms], cues, values)
+    return Talk(told, _with_note(tokens, group, turns), values)
 
 
-def _names(spot: Spot, count: int) -> list[str]:
-    return [" ".join(pair) for pair in words.pairs(spot.rng, count)]
+def _names(group: GroupSpec, count: int) -> list[str]:
+    return [" ".join(pair) for pair in words.pairs(group.rng, count)]
 
 
 def _question(form: str) -> str:
     return f"What is t{form.removeprefix('T').removesuffix(' is')}?"
 
 
-def _asked(tokens: Tokens, spot: Spot, prefixes: list[str], texts: list[str], values: list[str]) -> list[Turn]:
+def _asked(tokens: Tokens, group: GroupSpec, prefixes: list[str], texts: list[str], values: list[str]) -> list[Turn]:
     """The scored turns, in an order of their own."""
-    order = spot.rng.sample(range(len(values)), len(values))
+    order = group.rng.sample(range(len(values)), len(values))
     return [ask(tokens, rank, texts[k], prefixes[k], values[k]) for rank, k in enumerate(order)]
 
 
-def _with_note(tokens: Tokens, spot: Spot, turns: list[Turn]) -> list[Turn]:
+def _with_note(tokens: Tokens, group: GroupSpec, turns: list[Turn]) -> list[Turn]:
     """One more note before the last question, answered by the model and not scored."""
-    text = tokens.join("Note: ", *prose(tokens, spot.rng, 2 * LATER)[:LATER])[:LATER]
+    text = tokens.join("Note: ", *prose(tokens, group.rng, 2 * LATER)[:LATER])[:LATER]
     note = Turn(
         prompt=tokens.join(text, tokens.chat.speak),
         scoring=None,
@@ -127,4 +127,4 @@ def _with_note(tokens: Tokens, spot: Spot, turns: list[Turn]) -> list[Turn]:
     return [*turns[:-1], note, turns[-1]]
 
 
-MAKERS: dict[str, Callable[[Tokens, Spot], Talk]] = {"fact": _fact, "update": _update, "standing": _standing}
+MAKERS: dict[str, Callable[[Tokens, GroupSpec], Talk]] = {"fact": _fact, "update": _update, "standing": _standing}

@@ -13,7 +13,7 @@ from kvgate.evals.data.corpus import fingerprint, lay
 from kvgate.evals.data.items import Item, Recall, Turn
 from kvgate.evals.data.tokens import Tokens
 from kvgate.evals.suites import words
-from kvgate.evals.suites.base import Spot
+from kvgate.evals.suites.base import GroupSpec
 from kvgate.evals.suites.retrieval.needles import NEEDLE, SUITE, finished, haystack, names
 
 VALUES, CHAIN, COMMON = 3, 3, 3
@@ -33,93 +33,95 @@ def several(tokens: Tokens, question: str, prefix: str, gold: Sequence[str], cap
     )
 
 
-def multi_value(tokens: Tokens, spot: Spot) -> Item:
+def multi_value(tokens: Tokens, group: GroupSpec) -> Item:
     """One name with several numbers."""
-    (name,), values = names(spot, 1), words.numbers(spot.rng, VALUES)
-    depths = [spot.depth, *(spot.rng.random() for _ in values[1:])]
+    (name,), values = names(group, 1), words.numbers(group.rng, VALUES)
+    depths = [group.depth, *(group.rng.random() for _ in values[1:])]
     told = [(depth, f"One magic number of the {name} is {value}.") for depth, value in zip(depths, values, strict=True)]
-    head, laid = haystack(tokens, spot, told)
+    head, laid = haystack(tokens, group, told)
     question = f"What are all {VALUES} magic numbers of the {name}?"
     turn = several(tokens, question, f"The magic numbers of the {name} are", values, 12 * VALUES)
-    return finished(spot, head, laid, turn, range(VALUES))
+    return finished(group, head, laid, turn, range(VALUES))
 
 
-def multi_query(tokens: Tokens, spot: Spot) -> Item:
+def multi_query(tokens: Tokens, group: GroupSpec) -> Item:
     """Four names with a number each; two of them are asked for at once."""
-    asked, values = names(spot, 4), words.numbers(spot.rng, 4)
-    depths = [spot.depth, *(spot.rng.random() for _ in values[1:])]
+    asked, values = names(group, 4), words.numbers(group.rng, 4)
+    depths = [group.depth, *(group.rng.random() for _ in values[1:])]
     lines = [f"{NEEDLE.format(name)} {value}." for name, value in zip(asked, values, strict=True)]
-    head, laid = haystack(tokens, spot, list(zip(depths, lines, strict=True)))
+    head, laid = haystack(tokens, group, list(zip(depths, lines, strict=True)))
     question = f"What are the magic numbers of the {asked[0]} and of the {asked[1]}?"
     turn = several(tokens, question, NEEDLE.format(asked[0]), values[:2], 40)
-    return finished(spot, head, laid, turn, [0, 1])
+    return finished(group, head, laid, turn, [0, 1])
 
 
-def chain(tokens: Tokens, spot: Spot) -> Item:
+def chain(tokens: Tokens, group: GroupSpec) -> Item:
     """A variable gets a number, a second the first, a third the second; a chain beside it gets another number."""
-    mine, other = ([quality + "_" + thing for quality, thing in words.pairs(spot.rng, CHAIN)] for _ in range(2))
-    values = words.numbers(spot.rng, 2)
+    mine, other = ([quality + "_" + thing for quality, thing in words.pairs(group.rng, CHAIN)] for _ in range(2))
+    values = words.numbers(group.rng, 2)
     told: list[tuple[float, str]] = []
     for variables, value, shift in ((mine, values[0], 0.0), (other, values[1], 0.05)):
         for step, variable in enumerate(variables):
-            depth = min(1.0, spot.depth * (step + 1) / CHAIN + shift)
+            depth = min(1.0, group.depth * (step + 1) / CHAIN + shift)
             told.append((depth, f"VAR {variable} = {variables[step - 1] if step else value}"))
-    head, laid = haystack(tokens, spot, told)
+    head, laid = haystack(tokens, group, told)
     question = f"Which {CHAIN} variables have the value {values[0]}?"
     turn = several(tokens, question, f"The variables with the value {values[0]} are", mine, 16 * CHAIN)
-    return finished(spot, head, laid, turn, range(CHAIN))
+    return finished(group, head, laid, turn, range(CHAIN))
 
 
-def common_words(tokens: Tokens, spot: Spot) -> Item:
+def common_words(tokens: Tokens, group: GroupSpec) -> Item:
     """A list in which three words stand ten times as often as the others."""
-    pool = spot.rng.sample(words.THINGS, len(words.THINGS))
+    pool = group.rng.sample(words.THINGS, len(words.THINGS))
     common, others = pool[:COMMON], pool[COMMON:]
     weights = [TIMES_COMMON] * COMMON + [1] * len(others)
-    return _counted(tokens, spot, pool, weights, common)
+    return _counted(tokens, group, pool, weights, common)
 
 
-def frequent_words(tokens: Tokens, spot: Spot) -> Item:
+def frequent_words(tokens: Tokens, group: GroupSpec) -> Item:
     """A list of made-up words whose frequencies follow Zipf's law; the three most frequent are asked for."""
-    pool = [first + second for first, second in words.pairs(spot.rng, 40)]
+    pool = [first + second for first, second in words.pairs(group.rng, 40)]
     weights = [1 / rank**ALPHA for rank in range(1, len(pool) + 1)]
-    return _counted(tokens, spot, pool, weights, pool[:COMMON])
+    return _counted(tokens, group, pool, weights, pool[:COMMON])
 
 
-def _counted(tokens: Tokens, spot: Spot, pool: Sequence[str], weights: Sequence[float], gold: Sequence[str]) -> Item:
+def _counted(
+    tokens: Tokens, group: GroupSpec, pool: Sequence[str], weights: Sequence[float], gold: Sequence[str]
+) -> Item:
     head = tokens.join(tokens.chat.start(), "Here is a list of words. Keep track of how often each comes up.\n")
-    room = spot.length - len(head)
-    drawn = _draw(tokens, spot, pool, weights, gold, room)
+    room = group.length - len(head)
+    drawn = _draw(tokens, group, pool, weights, gold, room)
     laid = lay([tokens.encode(" " + word) for word in drawn], [], room)
     turn = several(tokens, f"Which {COMMON} words come up most often?", "The most frequent words are", gold, 24)
     return Item(
         suite=SUITE,
-        task=spot.task,
-        index=spot.index,
-        length=spot.length,
+        task=group.task,
+        index=group.index,
+        length=group.length,
         context=head + laid.ids,
         turns=(turn,),
-        cluster=f"{spot.task}-{spot.length}-{spot.index}",
+        cluster=f"{group.task}-{group.length}-{group.index}",
         meta={"gold": "; ".join(gold), "source": fingerprint()},
     )
 
 
 def _draw(
-    tokens: Tokens, spot: Spot, pool: Sequence[str], weights: Sequence[float], gold: Sequence[str], room: int
+    tokens: Tokens, group: GroupSpec, pool: Sequence[str], weights: Sequence[float], gold: Sequence[str], room: int
 ) -> list[str]:
     """Words that fill ``room`` ids, drawn again until the gold ones really are the most frequent."""
     for _ in range(100):
         drawn: list[str] = []
         size = 0
         while size < room:
-            drawn += spot.rng.choices(pool, weights)
+            drawn += group.rng.choices(pool, weights)
             size += len(tokens.encode(" " + drawn[-1]))
         counts = Counter(drawn[:-1])  # the last one may be cut; lay() cuts what stands first
         if min(counts[word] for word in gold) > max(counts[word] for word in pool if word not in gold) + 1:
             return drawn[::-1]
-    raise ValueError(f"suite lengths: {spot.length} tokens are too few to tell the most frequent words; ask for more")
+    raise ValueError(f"suite lengths: {group.length} tokens are too few to tell the most frequent words; ask for more")
 
 
-MAKERS: dict[str, Callable[[Tokens, Spot], Item]] = {
+MAKERS: dict[str, Callable[[Tokens, GroupSpec], Item]] = {
     "multi_value": multi_value,
     "multi_query": multi_query,
     "chain": chain,

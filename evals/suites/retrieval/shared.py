@@ -13,7 +13,7 @@ from kvgate.evals.data.corpus import fingerprint, lay, prose
 from kvgate.evals.data.items import Ids, Item
 from kvgate.evals.data.tokens import Tokens
 from kvgate.evals.suites import words
-from kvgate.evals.suites.base import Generated, Spot
+from kvgate.evals.suites.base import Generated, GroupSpec
 from kvgate.evals.suites.multi_turn.dialogue import ask
 from kvgate.evals.suites.retrieval.needles import INTRO, NEEDLE, names
 
@@ -36,19 +36,19 @@ class Shared(Generated):
     }
     twins: ClassVar = {"aware": "unaware"}
 
-    def make(self, tokens: Tokens, spot: Spot) -> list[Item]:
+    def make(self, tokens: Tokens, group: GroupSpec) -> list[Item]:
         """One item with three scored turns. q1 asks for the fact at the item's depth."""
-        told, values = names(spot, QUESTIONS), words.numbers(spot.rng, QUESTIONS)
-        depths = [spot.depth, *(spot.rng.random() for _ in values[1:])]
+        told, values = names(group, QUESTIONS), words.numbers(group.rng, QUESTIONS)
+        depths = [group.depth, *(group.rng.random() for _ in values[1:])]
         needles = [
             (depth, tokens.encode(f"\n{NEEDLE.format(name)} {value}."))
             for depth, name, value in zip(depths, told, values, strict=True)
         ]
         head = tokens.join(tokens.chat.start(), INTRO)
         question = tokens.join("\n\n", f"What is the magic number of the {told[0]}?")
-        tail: Ids = question if spot.task == "aware" else ()
-        room = spot.length - len(head) - len(tail)
-        laid = lay(prose(tokens, spot.rng, spot.length), needles, room)
+        tail: Ids = question if group.task == "aware" else ()
+        room = group.length - len(head) - len(tail)
+        laid = lay(prose(tokens, group.rng, group.length), needles, room)
         turns = [
             ask(tokens, rank, f"What is the magic number of the {name}?", NEEDLE.format(name), value)
             for rank, (name, value) in enumerate(zip(told, values, strict=True))
@@ -58,14 +58,14 @@ class Shared(Generated):
         return [
             Item(
                 suite=self.name,
-                task=spot.task,
-                index=spot.index,
-                length=spot.length,
+                task=group.task,
+                index=group.index,
+                length=group.length,
                 context=head + laid.ids + tail,
                 turns=tuple(turns),
-                cluster=f"{spot.length}-{spot.index}",
+                cluster=f"{group.length}-{group.index}",
                 protocol="multi_turn",
-                depth=spot.depth,
+                depth=group.depth,
                 facts=tuple((start + len(head), end + len(head)) for start, end in laid.spans),
                 meta={"gold": "; ".join(values), "source": fingerprint()},
             )

@@ -14,7 +14,7 @@ from typing import ClassVar
 from kvgate.evals.data.items import Item
 from kvgate.evals.data.tokens import Tokens
 from kvgate.evals.suites import words
-from kvgate.evals.suites.base import Generated, Spot
+from kvgate.evals.suites.base import Generated, GroupSpec
 from kvgate.evals.suites.retrieval import ruler
 from kvgate.evals.suites.retrieval.needles import NEEDLE, SUITE, ask, finished, haystack, names
 
@@ -44,56 +44,56 @@ class Retrieval(Generated):
     # Several answers at once: more than the embedded model can do, and without a single place of evidence.
     optional = frozenset(ruler.MAKERS)
 
-    def make(self, tokens: Tokens, spot: Spot) -> list[Item]:
-        """One item: a context of exactly ``spot.length`` ids and one question."""
-        return [MAKERS[spot.task](tokens, spot)]
+    def make(self, tokens: Tokens, group: GroupSpec) -> list[Item]:
+        """One item: a context of exactly ``group.length`` ids and one question."""
+        return [MAKERS[group.task](tokens, group)]
 
 
-def _needles(tokens: Tokens, spot: Spot, count: int, where: str = "") -> Item:
-    told, values = names(spot, count), words.numbers(spot.rng, count)
-    depths = [spot.depth, *(spot.rng.random() for _ in range(count - 1))]
+def _needles(tokens: Tokens, group: GroupSpec, count: int, where: str = "") -> Item:
+    told, values = names(group, count), words.numbers(group.rng, count)
+    depths = [group.depth, *(group.rng.random() for _ in range(count - 1))]
     lines = [f"{NEEDLE.format(name)} {value}." for name, value in zip(told, values, strict=True)]
-    head, laid = haystack(tokens, spot, list(zip(depths, lines, strict=True)))
+    head, laid = haystack(tokens, group, list(zip(depths, lines, strict=True)))
     turn = ask(tokens, f"What is the magic number of the {told[0]}{where}?", NEEDLE.format(told[0]), values[0])
-    return finished(spot, head, laid, turn, [0])
+    return finished(group, head, laid, turn, [0])
 
 
-def _single(tokens: Tokens, spot: Spot) -> Item:
-    return _needles(tokens, spot, 1)
+def _single(tokens: Tokens, group: GroupSpec) -> Item:
+    return _needles(tokens, group, 1)
 
 
-def _multi_key(tokens: Tokens, spot: Spot) -> Item:
+def _multi_key(tokens: Tokens, group: GroupSpec) -> Item:
     # Told where to look, small models take another needle's number less often.
-    return _needles(tokens, spot, NEEDLES, " in the text")
+    return _needles(tokens, group, NEEDLES, " in the text")
 
 
-def _key_value(tokens: Tokens, spot: Spot) -> Item:
+def _key_value(tokens: Tokens, group: GroupSpec) -> Item:
     """The list is one block at the item's depth. Another of its lines comes before the answer, to show the form."""
-    keys, values = names(spot, KEYS), words.numbers(spot.rng, KEYS)
+    keys, values = names(group, KEYS), words.numbers(group.rng, KEYS)
     lines = [f"{key} = {value}" for key, value in zip(keys, values, strict=True)]
-    head, laid = haystack(tokens, spot, [(spot.depth, line) for line in lines])
-    asked, shown = spot.rng.sample(range(KEYS), 2)
+    head, laid = haystack(tokens, group, [(group.depth, line) for line in lines])
+    asked, shown = group.rng.sample(range(KEYS), 2)
     question = f"Which number belongs to {keys[asked]}?"
     turn = ask(tokens, question, f"{lines[shown]}\n{keys[asked]} =", values[asked])
-    return finished(spot, head, laid, turn, [asked])
+    return finished(group, head, laid, turn, [asked])
 
 
-def _assignment(tokens: Tokens, spot: Spot) -> Item:
+def _assignment(tokens: Tokens, group: GroupSpec) -> Item:
     """A counter is set and later changed, another is set between; the change stands at the item's depth."""
-    mine, other = names(spot, 2)
-    first, between, last = words.numbers(spot.rng, 3)
+    mine, other = names(group, 2)
+    first, between, last = words.numbers(group.rng, 3)
     start, change = "The counter {} is set to", "The counter {} is now changed to"
     told = [
-        (spot.depth / 3, f"{start.format(mine)} {first}."),
-        (spot.depth * 2 / 3, f"{start.format(other)} {between}."),
-        (spot.depth, f"{change.format(mine)} {last}."),
+        (group.depth / 3, f"{start.format(mine)} {first}."),
+        (group.depth * 2 / 3, f"{start.format(other)} {between}."),
+        (group.depth, f"{change.format(mine)} {last}."),
     ]
-    head, laid = haystack(tokens, spot, told)
+    head, laid = haystack(tokens, group, told)
     turn = ask(tokens, f"What is the counter {mine} now?", change.format(mine), last)
-    return finished(spot, head, laid, turn, [2])
+    return finished(group, head, laid, turn, [2])
 
 
-MAKERS: dict[str, Callable[[Tokens, Spot], Item]] = {
+MAKERS: dict[str, Callable[[Tokens, GroupSpec], Item]] = {
     "single": _single,
     "multi_key": _multi_key,
     "key_value": _key_value,

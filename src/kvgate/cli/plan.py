@@ -37,18 +37,20 @@ def add_parser(subparsers: Any) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Print the plan. ValueError for input that makes no sense."""
-    from kvgate.evals.plan.cells import columns
+    from kvgate.evals.plan.cells import configurations
     from kvgate.evals.plan.config import load_plan
 
     config = load_plan(args.plan, {"gate": args.gate} if args.gate is not None else None)
     gate = load_gate(config.gate)
-    found = columns(config)
+    found = configurations(config)
     sizes = {choice.name: slice_sizes(choice, gate, ("length", "depth")) for choice in config.suites}
     print(f"plan {config.name}: model {config.model}, gate {gate.name}, seed {config.seed}")
     for name, made in sizes.items():
         print(f"  {name:16} about {sum(made)} items, {len(made)} (length, depth) slices of {min(made)} or more")
     cells = sum(map(sum, sizes.values())) * len(found)
-    print(f"  {len(found)} rows an item: {', '.join(column.label for column in found)}; about {cells} cells")
+    print(
+        f"  {len(found)} rows an item: {', '.join(configuration.label for configuration in found)}; about {cells} cells"
+    )
     if args.power is None:
         return 0
     judged = {choice.name: [slice_sizes(choice, gate, keys) for keys in gate.groupings] for choice in config.suites}
@@ -72,12 +74,16 @@ def main(args: argparse.Namespace) -> int:
 
 def families(config: RunConfig) -> int:
     """Families of policies, each under each protocol of the plan's suites, that share the gate's alpha."""
-    from kvgate.evals.plan.cells import columns
+    from kvgate.evals.plan.cells import configurations
     from kvgate.evals.suites.catalog import suite_class
 
     if config.primary is not None:
         return 1
-    found = {(column.name, str(sorted(column.params.items()))) for column in columns(config)[1:] if not column.oracle}
+    found = {
+        (configuration.name, str(sorted(configuration.params.items())))
+        for configuration in configurations(config)[1:]
+        if not configuration.oracle
+    }
     protocols = {choice.protocol or suite_class(choice.name).protocol for choice in config.suites}
     return max(1, len(found) * len(protocols))
 

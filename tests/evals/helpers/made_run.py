@@ -43,10 +43,11 @@ class MadeRun:
         }  # fmt: skip
         config = parse_plan(plan, "made_up")
         work = make_work(config, self.loaded.tokenizer, identity(config, self.loaded.info, self.loaded.tokenizer))
-        cells = [cell for unit in work.units for cell in unit.cells]
+        cells = [cell for shard in work.shards for cell in shard.cells]
         lost = {f"h2o@{ratio:g}": count for ratio, count in losses.items()}
         records = [
-            self._record(cell, work.config_hash, cell.item.index >= lost.get(cell.column.label, 0)) for cell in cells
+            self._record(cell, work.config_hash, cell.item.index >= lost.get(cell.configuration.label, 0))
+            for cell in cells
         ]
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / MANIFEST, work.manifest(provenance(self.loaded.info)))
@@ -72,13 +73,13 @@ class MadeRun:
             cell_id=cell.cell_id, config_hash=config_hash, suite=item.suite, task=item.task, index=item.index,
             length=item.length, depth=item.depth, cluster=item.cluster, item_hash=item.item_hash,
             context_hash=item.context_hash, protocol=item.protocol, policy=cell.policy.name if cell.policy else "full",
-            label=cell.column.label, params=cell.policy.describe() if cell.policy else {}, budget=cell.budget,
-            ratio=cell.column.ratio, score=float(right),
+            label=cell.configuration.label, params=cell.policy.describe() if cell.policy else {}, budget=cell.budget,
+            ratio=cell.configuration.ratio, score=float(right),
             turns=(TurnRecord(item.turns[0].label, float(right), tokens, tokenizer.decode(list(tokens)), False),),
             evicted_tokens=0.0 if cell.budget is None else float(len(item.context) - cell.budget), native=False,
             covered=False, floored=cell.floored, resident_bytes=held, logical_bytes=held, exact_resident_bytes=full,
             context_tokens=len(item.context), output_tokens=len(tokens), nan=False,
-            settings=dict(cell.column.params),
+            settings=dict(cell.configuration.params),
         )  # fmt: skip
 
 

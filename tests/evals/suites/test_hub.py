@@ -12,7 +12,7 @@ from datasets import Dataset
 from kvgate.evals.data.items import Choice, Exact, Item, Overlap, Recall
 from kvgate.evals.data.tokens import Tokens
 from kvgate.evals.scoring.scores import score_answer
-from kvgate.evals.suites.base import Order
+from kvgate.evals.suites.base import BuildSpec
 from kvgate.evals.suites.catalog import HUB, catalog
 from kvgate.evals.suites.hub.base import HubSuite, pinned
 from kvgate.evals.suites.hub.longbench import HubLongBench
@@ -108,7 +108,7 @@ def local(tmp_path: Path) -> Path:
 
 
 def build(suite: HubSuite, tokens: Tokens, local: Path, task: str, count: int = 1, length: int = 2048) -> list[Item]:
-    return suite.build(tokens, Order(counts={length: count}, tasks=(task,), options={"path": str(local)}))
+    return suite.build(tokens, BuildSpec(counts={length: count}, tasks=(task,), options={"path": str(local)}))
 
 
 def test_ruler(tokens: Tokens, chatml: Any, local: Path) -> None:
@@ -204,9 +204,9 @@ def test_every_data_set_states_where_it_comes_from(suite: type[HubSuite]) -> Non
 def test_the_hub_out_of_reach_is_one_clear_line(tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(ValueError, match=r"the hub cannot be reached.*give option path"):
-        HubLongBench2().build(tokens, Order(counts={2048: 1}))
+        HubLongBench2().build(tokens, BuildSpec(counts={2048: 1}))
     with pytest.raises(ValueError, match="the hub cannot be reached"):
-        HubRuler().build(tokens, Order(counts={2048: 1}, options={"revision": "0" * 40}))
+        HubRuler().build(tokens, BuildSpec(counts={2048: 1}, options={"revision": "0" * 40}))
 
 
 @pytest.mark.parametrize("missing", ["context", "question", "answer", "answer_prefix", "task", "max_new_tokens"])
@@ -265,7 +265,7 @@ def test_an_empty_folder_and_too_few_rows_are_refused(tokens: Tokens, local: Pat
 
 
 def test_rows_go_to_the_smallest_length_that_holds_them(tokens: Tokens, local: Path) -> None:
-    items = HubLongBench2().build(tokens, Order(counts={1024: 1, 65536: 1}, options={"path": str(local)}))
+    items = HubLongBench2().build(tokens, BuildSpec(counts={1024: 1, 65536: 1}, options={"path": str(local)}))
     assert [item.length for item in items] == [1024, 65536]
     assert all(item.longest <= item.length for item in items)
-    assert HubLongBench2().build(tokens, Order(counts={1024: 0}, options={"path": str(local)})) == []
+    assert HubLongBench2().build(tokens, BuildSpec(counts={1024: 0}, options={"path": str(local)})) == []

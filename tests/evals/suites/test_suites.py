@@ -13,7 +13,7 @@ from kvgate.cli.main import main
 from kvgate.evals.data.items import Choice, Exact, Item, Recall
 from kvgate.evals.data.tokens import Tokens
 from kvgate.evals.scoring.scores import score_answer
-from kvgate.evals.suites.base import Order, Suite
+from kvgate.evals.suites.base import BuildSpec, Suite
 from kvgate.evals.suites.catalog import OWN, catalog, suite_class
 
 COUNTS = {512: 2, 700: 1}
@@ -24,7 +24,7 @@ ASKING = [name for name in NAMES if name != "fidelity"]
 
 @pytest.fixture(scope="module")
 def built(tokens: Tokens) -> dict[str, list[Item]]:
-    return {suite.name: suite().build(tokens, Order(counts=COUNTS)) for suite in OWN}
+    return {suite.name: suite().build(tokens, BuildSpec(counts=COUNTS)) for suite in OWN}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -82,15 +82,15 @@ def test_contexts_do_not_share_a_prefix(built: dict[str, list[Item]], name: str)
 @pytest.mark.parametrize("name", NAMES)
 def test_same_seed_same_items(built: dict[str, list[Item]], name: str, chatml: Any) -> None:
     random.seed(99)
-    again = suite_class(name)().build(Tokens(chatml), Order(counts=COUNTS))
+    again = suite_class(name)().build(Tokens(chatml), BuildSpec(counts=COUNTS))
     assert [item.item_hash for item in again] == [item.item_hash for item in built[name]]
-    other = suite_class(name)().build(Tokens(chatml), Order(counts=COUNTS, seed=1))
+    other = suite_class(name)().build(Tokens(chatml), BuildSpec(counts=COUNTS, seed=1))
     assert not {item.item_hash for item in other} & {item.item_hash for item in built[name]}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_more_items_keep_the_first_ones(built: dict[str, list[Item]], name: str, tokens: Tokens) -> None:
-    more = suite_class(name)().build(tokens, Order(counts={512: 3}))
+    more = suite_class(name)().build(tokens, BuildSpec(counts={512: 3}))
     fewer = [item.item_hash for item in built[name] if item.length == 512]
     assert [item.item_hash for item in more if item.index < 2] == fewer
 
@@ -99,7 +99,7 @@ def test_more_items_keep_the_first_ones(built: dict[str, list[Item]], name: str,
 def test_depth_says_where_the_evidence_is(tokens: Tokens, name: str) -> None:
     suite = suite_class(name)()
     tasks = tuple(task for task in suite.chosen(()) if task not in suite.loose_depths)
-    for item in suite.build(tokens, Order(counts={2048: 2}, depths=(0.1, 0.9), tasks=tasks)):
+    for item in suite.build(tokens, BuildSpec(counts={2048: 2}, depths=(0.1, 0.9), tasks=tasks)):
         if item.depth is None:
             assert name in ("instructions", "long_generation")
             continue
@@ -134,7 +134,7 @@ def test_twins_differ_in_one_thing(built: dict[str, list[Item]]) -> None:
 
 @pytest.mark.parametrize("task", sorted(suite_class("retrieval").optional))
 def test_several_answers(tokens: Tokens, chatml: Any, task: str) -> None:
-    for item in suite_class("retrieval")().build(tokens, Order(counts={512: 2}, tasks=(task,))):
+    for item in suite_class("retrieval")().build(tokens, BuildSpec(counts={512: 2}, tasks=(task,))):
         scoring = item.turns[0].scoring
         assert isinstance(scoring, Recall)
         context = chatml.decode(item.context)
@@ -145,7 +145,7 @@ def test_several_answers(tokens: Tokens, chatml: Any, task: str) -> None:
 
 def test_the_commonest_words_are_the_commonest(tokens: Tokens, chatml: Any) -> None:
     for task in ("common_words", "frequent_words"):
-        for item in suite_class("retrieval")().build(tokens, Order(counts={2048: 2}, tasks=(task,))):
+        for item in suite_class("retrieval")().build(tokens, BuildSpec(counts={2048: 2}, tasks=(task,))):
             scoring = item.turns[0].scoring
             assert isinstance(scoring, Recall)
             counts = Counter(chatml.decode(item.context).split("\n")[-1].split())
@@ -153,7 +153,7 @@ def test_the_commonest_words_are_the_commonest(tokens: Tokens, chatml: Any) -> N
 
 
 def test_instructions_beyond_the_embedded_model(tokens: Tokens) -> None:
-    items = suite_class("instructions")().build(tokens, Order(counts={512: 2}, tasks=("format", "leak")))
+    items = suite_class("instructions")().build(tokens, BuildSpec(counts={512: 2}, tasks=("format", "leak")))
     assert {turn.label for item in items for turn in item.turns} == {
         "persona", "capitals", "forbidden", "language", "ending", "leak"
     }  # fmt: skip
@@ -166,7 +166,7 @@ def test_what_a_plan_counts_by_depth_has_one(built: dict[str, list[Item]], name:
 
 
 def test_fewer_tasks_keep_the_same_items(tokens: Tokens, built: dict[str, list[Item]]) -> None:
-    some = suite_class("retrieval")().build(tokens, Order(counts=COUNTS, tasks=("assignment",)))
+    some = suite_class("retrieval")().build(tokens, BuildSpec(counts=COUNTS, tasks=("assignment",)))
     assert [item.item_hash for item in some] == [
         item.item_hash for item in built["retrieval"] if item.task == "assignment"
     ]
@@ -182,14 +182,14 @@ def test_choices_are_different(built: dict[str, list[Item]]) -> None:
 
 def test_works_without_a_template(plain: Any) -> None:
     for suite in OWN:
-        for item in suite().build(Tokens(plain), Order(counts={512: 1})):
+        for item in suite().build(Tokens(plain), BuildSpec(counts={512: 1})):
             assert len(item.context) == 512
 
 
 @pytest.mark.parametrize("name", ASKING)
 def test_too_short_is_refused(tokens: Tokens, name: str) -> None:
     with pytest.raises(ValueError, match="ask for"):
-        suite_class(name)().build(tokens, Order(counts={64: 1}))
+        suite_class(name)().build(tokens, BuildSpec(counts={64: 1}))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_too_short_is_refused(tokens: Tokens, name: str) -> None:
 )
 def test_unknown_names_are_refused(tokens: Tokens, change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        suite_class("retrieval")().build(tokens, Order(**change))
+        suite_class("retrieval")().build(tokens, BuildSpec(**change))
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_unknown_names_are_refused(tokens: Tokens, change: dict[str, Any], messa
 )
 def test_bad_orders_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Order(**change)
+        BuildSpec(**change)
 
 
 OUTSIDE = """
@@ -224,7 +224,7 @@ class Mine(Generated):
     name = "mine"
     measures = why_eviction_hurts = "x"
     tasks = {"t": "x"}
-    def make(self, tokens, spot):
+    def make(self, tokens, group):
         return []
 class NotASuite: ...
 """
@@ -289,11 +289,11 @@ SCRIPT = """
 from transformers import AutoTokenizer
 from kvgate.evals.data.tokens import Tokens
 from kvgate.evals.data.items import digest
-from kvgate.evals.suites.base import Order
+from kvgate.evals.suites.base import BuildSpec
 from kvgate.evals.suites.catalog import OWN
 import sys
 tokens = Tokens(AutoTokenizer.from_pretrained(sys.argv[1]))
-print(digest([item.item_hash for suite in OWN for item in suite().build(tokens, Order(counts={512: 1}))]))
+print(digest([item.item_hash for suite in OWN for item in suite().build(tokens, BuildSpec(counts={512: 1}))]))
 """
 
 

@@ -9,7 +9,7 @@ import pytest
 from kvgate.evals.data.corpus import library_root
 from kvgate.evals.data.items import Choice
 from kvgate.evals.data.tokens import Tokens
-from kvgate.evals.suites.base import Order
+from kvgate.evals.suites.base import BuildSpec
 from kvgate.evals.suites.code.suite import Code
 
 CODE = "\n\n".join(f"def step_{n}(value):\n    # number {n}\n    return value + {n}" for n in range(400))
@@ -24,7 +24,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_folder_of_the_users(tokens: Tokens, chatml: Any, folder: Path) -> None:
-    items = Code().build(tokens, Order(counts={512: 3}, tasks=("constant", "imports"), options={"folder": str(folder)}))
+    items = Code().build(
+        tokens, BuildSpec(counts={512: 3}, tasks=("constant", "imports"), options={"folder": str(folder)})
+    )
     assert {item.cluster for item in items} <= {"one.py", "two.py"}
     assert str(folder) not in str(items)  # no path of this machine in a record
     for item in items:
@@ -33,7 +35,7 @@ def test_a_folder_of_the_users(tokens: Tokens, chatml: Any, folder: Path) -> Non
 
 
 def test_a_package_of_the_users(tokens: Tokens) -> None:
-    (item,) = Code().build(tokens, Order(counts={512: 1}, tasks=("label",), options={"package": "json"}))
+    (item,) = Code().build(tokens, BuildSpec(counts={512: 1}, tasks=("label",), options={"package": "json"}))
     assert item.cluster in {path.name for path in (library_root() / "json").iterdir()}
     assert item.meta["source"] == "json"
 
@@ -49,19 +51,19 @@ def test_a_package_of_the_users(tokens: Tokens) -> None:
 )
 def test_bad_sources_are_refused(tokens: Tokens, options: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Code().build(tokens, Order(counts={512: 1}, options=options))
+        Code().build(tokens, BuildSpec(counts={512: 1}, options=options))
 
 
 def test_a_folder_without_code_is_refused(tokens: Tokens, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds no \.py files"):
-        Code().build(tokens, Order(counts={512: 1}, options={"folder": str(tmp_path)}))
+        Code().build(tokens, BuildSpec(counts={512: 1}, options={"folder": str(tmp_path)}))
     (tmp_path / "short.py").write_text("x = 1\n")
     with pytest.raises(ValueError, match="ask for less"):
-        Code().build(tokens, Order(counts={512: 1}, options={"folder": str(tmp_path)}))
+        Code().build(tokens, BuildSpec(counts={512: 1}, options={"folder": str(tmp_path)}))
 
 
 def test_imports_name_the_module_that_has_the_constant(tokens: Tokens, chatml: Any) -> None:
-    for item in Code().build(tokens, Order(counts={1024: 4}, tasks=("imports",))):
+    for item in Code().build(tokens, BuildSpec(counts={1024: 4}, tasks=("imports",))):
         context, prompt = chatml.decode(item.context), chatml.decode(item.turns[0].prompt)
         for line in prompt.splitlines():
             if line.startswith("assert "):
@@ -73,7 +75,7 @@ def test_imports_name_the_module_that_has_the_constant(tokens: Tokens, chatml: A
 
 def test_the_completed_name_is_out_of_reach(tokens: Tokens, chatml: Any) -> None:
     """The identifier stands in the context, not in its last quarter, and the distractors stand nowhere."""
-    for item in Code().build(tokens, Order(counts={1024: 4}, tasks=("completion",))):
+    for item in Code().build(tokens, BuildSpec(counts={1024: 4}, tasks=("completion",))):
         choice = item.turns[0].scoring
         assert isinstance(choice, Choice)
         names = [chatml.decode(candidate).strip() for candidate in choice.candidates]
@@ -87,6 +89,6 @@ def test_the_completed_name_is_out_of_reach(tokens: Tokens, chatml: Any) -> None
 
 def test_definitions_stand_between_statements(tokens: Tokens, chatml: Any) -> None:
     """What follows the cut first statement is valid Python, definitions included."""
-    for item in Code().build(tokens, Order(counts={1024: 3}, tasks=("constant", "label", "signature"))):
+    for item in Code().build(tokens, BuildSpec(counts={1024: 3}, tasks=("constant", "label", "signature"))):
         start = item.facts[0][0]
         ast.parse(chatml.decode(item.context[start:]))

@@ -11,12 +11,12 @@ from kvgate.evals.data.tokens import Tokens
 from kvgate.evals.judge.gates import load_gate
 from kvgate.evals.plan.config import SuiteChoice
 from kvgate.evals.scoring.scores import score_answer
-from kvgate.evals.suites.base import Order
+from kvgate.evals.suites.base import BuildSpec
 from kvgate.evals.suites.catalog import suite_class
 
 
 def test_long_answers_list_every_line(tokens: Tokens, chatml: Any) -> None:
-    for item in suite_class("long_generation")().build(tokens, Order(counts={512: 1, 1024: 1})):
+    for item in suite_class("long_generation")().build(tokens, BuildSpec(counts={512: 1, 1024: 1})):
         turn = item.turns[0]
         assert isinstance(turn.scoring, Listing)
         answer = "\n".join(turn.scoring.expected)
@@ -27,11 +27,11 @@ def test_long_answers_list_every_line(tokens: Tokens, chatml: Any) -> None:
             numbers = [int(line.removeprefix("Item ")) for line in (*begun, *turn.scoring.expected)]
             assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
     with pytest.raises(ValueError, match="new_tokens"):
-        suite_class("long_generation")().build(tokens, Order(options={"new_tokens": 0}))
+        suite_class("long_generation")().build(tokens, BuildSpec(options={"new_tokens": 0}))
 
 
 def test_a_recited_list_is_told_twice_and_goes_round(tokens: Tokens, chatml: Any) -> None:
-    for item in suite_class("long_generation")().build(tokens, Order(counts={512: 2, 1024: 1}, tasks=("recite",))):
+    for item in suite_class("long_generation")().build(tokens, BuildSpec(counts={512: 2, 1024: 1}, tasks=("recite",))):
         scoring = item.turns[0].scoring
         assert isinstance(scoring, Listing)
         (start, end), *_ = item.facts
@@ -52,8 +52,8 @@ def test_a_recited_list_is_at_its_depth_in_the_prose_only(tokens: Tokens) -> Non
 
     At 512 tokens the list is most of the context, and lists at any two depths overlap.
     """
-    order = Order(counts={512: 3, 2048: 3}, depths=(0.1, 0.5, 0.9), tasks=("recite",))
-    items = suite_class("long_generation")().build(tokens, order)
+    spec = BuildSpec(counts={512: 3, 2048: 3}, depths=(0.1, 0.5, 0.9), tasks=("recite",))
+    items = suite_class("long_generation")().build(tokens, spec)
     assert {(item.length, item.depth) for item in items} == {(n, d) for n in (512, 2048) for d in (0.1, 0.5, 0.9)}
     for item in items:
         ((start, end),) = item.facts
@@ -68,13 +68,13 @@ def test_a_recited_list_is_at_its_depth_in_the_prose_only(tokens: Tokens) -> Non
 
 def test_a_list_too_short_to_lose_is_refused(tokens: Tokens) -> None:
     with pytest.raises(ValueError, match="128 tokens are too few for a list of rooms"):
-        suite_class("long_generation")().build(tokens, Order(counts={128: 1}, tasks=("recite",)))
+        suite_class("long_generation")().build(tokens, BuildSpec(counts={128: 1}, tasks=("recite",)))
 
 
 def test_a_plan_counts_the_slices_that_are_built(tokens: Tokens) -> None:
     counts, depths, gate = {512: 4, 1024: 5}, (0.1, 0.5, 0.9), load_gate("production")
     choice = SuiteChoice("long_generation", counts, depths)
-    items = suite_class("long_generation")().build(tokens, Order(counts=counts, depths=depths))
+    items = suite_class("long_generation")().build(tokens, BuildSpec(counts=counts, depths=depths))
     built = Counter((item.length, gate.depth_bin(item.depth)) for item in items)
     assert slice_sizes(choice, gate, ("length", "depth")) == sorted(built.values())
     assert len(built) == 8  # three depths of reciting and the count, at two lengths

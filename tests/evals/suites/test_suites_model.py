@@ -7,7 +7,7 @@ import pytest
 from kvgate.evals.data.items import Choice, Ids, Item, Listing, Turn
 from kvgate.evals.data.tokens import Tokens
 from kvgate.evals.scoring.scores import score_answer, score_choice
-from kvgate.evals.suites.base import Order
+from kvgate.evals.suites.base import BuildSpec
 from kvgate.evals.suites.catalog import suite_class
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ def embedded() -> tuple[Any, Any]:
 @pytest.mark.parametrize("name", ["retrieval", "code", "multi_turn"])
 def test_the_exact_run_is_competent(embedded: tuple[Any, Any], name: str) -> None:
     model, tokenizer = embedded
-    items = suite_class(name)().build(Tokens(tokenizer), Order(counts={512: 3}))
+    items = suite_class(name)().build(Tokens(tokenizer), BuildSpec(counts={512: 3}))
     scores = [score for item in items for score in _scores(model, tokenizer, item)]
     assert sum(scores) / len(scores) >= 0.7, scores
 
@@ -37,8 +37,8 @@ def test_the_exact_run_is_competent(embedded: tuple[Any, Any], name: str) -> Non
 def test_the_exact_run_keeps_long_answers_going(embedded: tuple[Any, Any]) -> None:
     """The list has to be in the answer for hundreds of tokens, or nothing is evicted while it is written."""
     model, tokenizer = embedded
-    order = Order(counts={512: 1}, options={"new_tokens": 520})
-    for item in suite_class("long_generation")().build(Tokens(tokenizer), order):
+    spec = BuildSpec(counts={512: 1}, options={"new_tokens": 520})
+    for item in suite_class("long_generation")().build(Tokens(tokenizer), spec):
         (turn,) = item.turns
         assert isinstance(turn.scoring, Listing)
         answer = _greedy(model, [*item.context, *turn.prompt], turn, {tokenizer.eos_token_id})
