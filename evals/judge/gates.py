@@ -13,10 +13,11 @@ from pydantic import Field
 from kvgate import strict_yaml
 from kvgate.evals.data.items import digest
 from kvgate.evals.judge.columns import SliceKey
-from kvgate.typed import STRICT, parse
+from kvgate.typed import STRICT, is_file, parse, read_text
 
 Grouping = tuple[SliceKey, ...]
 
+LARGEST = 1 << 18  # bytes of a gate's file
 Count = Annotated[int, Field(le=10**12)]
 
 
@@ -140,9 +141,9 @@ def load_gate(name_or_path: str | Path) -> Gate:
     """A gate by name, or from a YAML file. Raises ValueError naming the field, its value and what to do."""
     path = Path(name_or_path)
     if path.suffix in {".yaml", ".yml"}:
-        if not path.is_file():
-            raise ValueError(f"gate {path}: no such file; gates shipped with kvgate: {', '.join(gate_names())}")
-        gate = parse_gate(path.read_text(encoding="utf-8"), path.stem)
+        if not is_file(path):
+            raise ValueError(f"gate {str(path)!r:.200}: no such file; those of kvgate: {', '.join(gate_names())}")
+        gate = parse_gate(read_text(path, LARGEST, "gate"), path.stem)
         if gate.name in gate_names() and not gate.shipped:
             raise ValueError(
                 f"gate {path}: its name is {gate.name}, but its rules are not those of the gate {gate.name} that comes "
@@ -150,7 +151,8 @@ def load_gate(name_or_path: str | Path) -> Gate:
             )
         return gate
     if str(name_or_path) not in gate_names():
-        raise ValueError(f"gate {name_or_path!r}: unknown; use one of {', '.join(gate_names())} or a .yaml file")
+        known = ", ".join(gate_names())
+        raise ValueError(f"gate {str(name_or_path)!r:.200}: unknown; use one of {known} or a .yaml file")
     return _shipped(str(name_or_path))
 
 

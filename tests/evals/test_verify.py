@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,10 @@ from tiny_model import save_tiny_model
 
 from kvgate.cli.main import main
 from kvgate.evals.log.names import CHECKS, MANIFEST, SAMPLES
+from kvgate.evals.log.records import SCHEMA_VERSION
 from kvgate.evals.log.run_folder import write_json, write_seal
 
+ROOT = Path(__file__).resolve().parents[2]
 LOST = 30  # of 40 items that the policy gets wrong
 LABEL = "h2o@0.25"
 
@@ -191,6 +194,19 @@ def test_a_single_score_edited_by_hand_is_refused_by_every_reader(copy: Path, ca
     for command in (["gate"], ["verify"], ["report"], ["canary", "--policy", LABEL], ["rerun", "--policy", LABEL]):
         assert main([command[0], str(copy), *command[1:]]) == 2
         assert "from 1 to 80 was changed" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", sorted((ROOT / "results").glob("reference*")), ids=lambda path: path.name)
+def test_the_committed_runs_verify(folder: Path, capsys: Any) -> None:
+    """Under the Python version that made them: suites take their texts from its documentation."""
+    origin = json.loads((folder / MANIFEST).read_text())
+    if origin["schema_version"] != SCHEMA_VERSION:
+        pytest.skip(f"{folder.name} is of schema {origin['schema_version']}: it has to be made again")
+    if origin["provenance"]["python"] != platform.python_version():
+        pytest.skip(f"{folder.name} was made under Python {origin['provenance']['python']}")
+    assert main(["verify", str(folder)]) == 0
+    assert "all as recorded" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -189,6 +189,8 @@ READERS: dict[str, tuple[str, ...]] = {
     "gate": ("plan", "quick", "--gate", "{here}/file.yaml"),
     "policy": ("plan", "{here}/use.yaml"),
     "lifecycle": ("replay", "small_chat", "--config", "{here}/file.yaml"),
+    "serve": ("serve", "--model", "./nowhere", "--port", "0", "--config", "{here}/file.yaml"),
+    "serve canary": ("serve", "--model", "./nowhere", "--port", "0", "--canary", "{here}/file.yaml"),
 }
 
 
