@@ -17,9 +17,11 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -114,7 +116,7 @@ def family_escape(rng: np.random.Generator, now: bool) -> Made:
 
 
 def lying_budget(rng: np.random.Generator, now: bool) -> Made:
-    made = flat(400, rng)
+    made = flat(300, rng)
     made.resident = 1.0
     return made
 
@@ -169,6 +171,9 @@ def subsets(made: Made, rng: np.random.Generator) -> Iterator[np.ndarray]:
 class Now:
     """The rules of this tree: rows share alpha by family, go from large to small, and must free their memory."""
 
+    def __init__(self) -> None:
+        self._tables: dict[Any, Any] = {}
+
     def enabled(self, made: Made, subset: np.ndarray) -> set[int]:
         from kvgate.evals.judge.columns import Pair, columns_of
         from kvgate.evals.judge.gates import load_gate
@@ -179,14 +184,18 @@ class Now:
         gate = load_gate("production")
         families = 1 if made.one_policy else len(made.rows)
         levels = Levels(gate.alpha / families, gate.alpha, made.looks, limits=False)
+        place = sorted(subset)  # columns are in order of the items' names
+        key = (tuple(made.task), tuple(made.length), tuple(made.cluster), tuple(place))
+        if key not in self._tables:  # where items stand is the same in every replicate of a case
+            self._tables = {key: columns_of(
+                Pair("s", made.task[i], f"{i:06d}", made.cluster[i], 1.0, 1.0, made.length[i],
+                     gate.depth_bin(made.depth[i]), 1, 1, made.length[i]) for i in place
+            )}  # fmt: skip
+        (table,) = self._tables[key]
         found: set[int] = set()
         for number, (scores, budget) in enumerate(zip(made.rows, made.budgets, strict=True)):
-            table = columns_of(
-                Pair("s", made.task[i], f"{i:06d}", made.cluster[i], made.exact[i], scores[i], made.length[i],
-                     gate.depth_bin(made.depth[i]), 1, 1, made.length[i]) for i in subset
-            )  # fmt: skip
-            status, _, _ = judge_row(table, gate, levels)
-            held = held_too_much([memory_of(made, i, budget) for i in subset], gate, 16)
+            status, _, _ = judge_row([table.scored(made.exact[place], scores[place])], gate, levels)
+            held = status == "enable" and held_too_much([memory_of(made, i, budget) for i in place], gate, 16)
             if status == "enable" and not held:
                 found.add(number)
             elif made.one_policy:  # budgets go from large to small and stop
@@ -231,10 +240,14 @@ def memory_of(made: Made, i: int, budget: int) -> SimpleNamespace:
                            exact_resident_bytes=1024, context_tokens=made.length[i])  # fmt: skip
 
 
+@cache
+def light_record(task: str, length: int, depth: float | None, score: float) -> SimpleNamespace:
+    return SimpleNamespace(suite="s", task=task, length=length, depth=depth, score=score, output_tokens=1)
+
+
 def light(made: Made, i: int, score: float) -> SimpleNamespace:
     """What the rules of before read of a record."""
-    return SimpleNamespace(suite="s", task=made.task[i], length=made.length[i], depth=made.depth[i], score=float(score),
-                           output_tokens=1)  # fmt: skip
+    return light_record(made.task[i], made.length[i], made.depth[i], float(score))
 
 
 def refused() -> bool:

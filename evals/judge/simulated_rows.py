@@ -1,33 +1,42 @@
-"""Simulated rows of several suites and slices, judged by the rules that join them."""
+"""Simulated rows of several suites and slices, judged by the code and the gate file that judge a run."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvgate.evals.judge.columns import Columns, Floats, Pair, columns_of
+from kvgate.evals.judge.gates import Gate
 from kvgate.evals.judge.power import Population
+from kvgate.evals.judge.rules import judge_row
 from kvgate.evals.judge.simulation import Settings
-from kvgate.evals.stats.betting import log_e_counts
+from kvgate.evals.judge.types import Levels
 from kvgate.evals.stats.intervals import clopper_pearson
 
-M_SUITE, M_SLICE = 0.03, 0.10  # those of the production gate
-SUITES, SLICES = 3, 4
+SUITES, TASKS, LENGTHS = 3, 2, (512, 1024)
+SLICES = TASKS * len(LENGTHS)
 DISCORDANCE = 0.05
-_BATCH_OF_SLICE = 10
-_CHUNK = 250
+MOST_REPLICATES = 1000  # of a row, which takes a hundred times as long as a single test
+_LOOKS = (0.1, 0.2, 0.4, 0.7, 1.0)  # shares of the cap
 
 
 @dataclass(frozen=True)
 class RowCase:
-    """True loss of every slice, ``losses[suite][slice]``, and which outcome is wrong."""
+    """True loss of every slice, ``losses[suite][slice]``, and which outcome is wrong.
+
+    ``families``: so many policies of this kind share the gate's alpha, and any one that is enabled counts.
+    ``right``: the exact run's mean score in the first slice of the first suite, where it is not competent; the policy
+    loses the share ``losses[0][0]`` of what is right there.
+    """
 
     name: str
     losses: tuple[tuple[float, ...], ...]
     enable_is_error: bool
     block_is_error: bool
+    families: int = 1
+    right: float | None = None
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,8 @@ class RowResult:
     """Rates over replicates with upper 95 % limits; ``mean_items``: items of a suite until decided or the cap."""
 
     name: str
+    gate: str
+    families: int
     enable_is_error: bool
     block_is_error: bool
     enabled: float
@@ -44,62 +55,95 @@ class RowResult:
     mean_items: float
 
 
-def row_cases() -> list[RowCase]:
-    """What a sceptic would try on a row."""
+def row_cases(gate: Gate) -> list[RowCase]:
+    """What a sceptic would try on a row, at the gate's margins."""
     calm = (0.0,) * SLICES
-    at_suite = (M_SUITE,) * SLICES
+    at_suite = (gate.m_suite,) * SLICES
     others = (calm,) * (SUITES - 1)
     gain = 0.3 / (SLICES - 1)
     return [
         RowCase("lossless", (calm, *others), False, True),
         RowCase("one suite at its margin", (at_suite, *others), True, True),
         RowCase("every suite at its margin", (at_suite,) * SUITES, True, True),
-        RowCase("one slice at its margin", ((M_SLICE, 0.0, 0.0, 0.0), *others), True, True),
+        RowCase("one slice at its margin", ((gate.m_slice, 0.0, 0.0, 0.0), *others), True, True),
         RowCase("right on average, one slice loses .3", ((0.3, -gain, -gain, -gain), *others), True, False),
+        RowCase("best of 5 families, one suite at its margin", (at_suite, *others), True, False, families=5),
+        RowCase("90 % lost where the exact run scores .55", ((0.9, 0.0, 0.0, 0.0), *others), True, False, right=0.55),
     ]
 
 
-def run_row(case: RowCase, settings: Settings, stream: int) -> RowResult:
-    """Simulate one row, with a look after every batch."""
+def run_row(case: RowCase, settings: Settings, stream: int, gate: Gate) -> RowResult:
+    """Simulate one row, with a look at tenths, fifths ... of the cap."""
     rng = np.random.default_rng([settings.seed, 10_000 + stream])
-    step = _BATCH_OF_SLICE * SLICES
-    batches = max(1, settings.cap // step)
-    parts = []
-    for start in range(0, settings.replicates, _CHUNK):
-        size = min(_CHUNK, settings.replicates - start)
-        passed, failed = _look(case, rng, size, batches, settings.alpha)
-        stopped = passed | failed
-        first = np.where(stopped.any(axis=1), stopped.argmax(axis=1) + 1, batches) * step
-        parts.append([passed.any(axis=1), failed.any(axis=1), first])
-    enabled, blocked, items = (np.concatenate(column) for column in zip(*parts, strict=True))
-    total = float(settings.replicates)
+    sizes = sorted({max(SLICES, int(settings.cap * share) // SLICES * SLICES) for share in _LOOKS})
+    tables = [_tables(size) for size in sizes]
+    levels = Levels(settings.alpha / case.families, settings.alpha, limits=False)
+    replicates = min(settings.replicates, MOST_REPLICATES)
+    enabled, blocked, items = (np.zeros(replicates) for _ in range(3))
+    for number in range(replicates):
+        looks = [_statuses(_drawn(case, rng, sizes[-1]), tables, gate, levels) for _ in range(case.families)]
+        found = [{row[look] for row in looks} for look in range(len(sizes))]
+        enabled[number] = any("enable" in statuses for statuses in found)
+        blocked[number] = any("block" in statuses for statuses in found)
+        first = next((look for look, statuses in enumerate(found) if statuses & {"enable", "block"}), len(sizes) - 1)
+        items[number] = sizes[first]
     return RowResult(
         name=case.name,
+        gate=gate.name,
+        families=case.families,
         enable_is_error=case.enable_is_error,
         block_is_error=case.block_is_error,
         enabled=float(enabled.mean()),
-        enabled_upper=clopper_pearson(float(enabled.sum()), total, 0.90).upper,
+        enabled_upper=clopper_pearson(float(enabled.sum()), replicates, 0.90).upper,
         blocked=float(blocked.mean()),
-        blocked_upper=clopper_pearson(float(blocked.sum()), total, 0.90).upper,
+        blocked_upper=clopper_pearson(float(blocked.sum()), replicates, 0.90).upper,
         mean_items=float(items.mean()),
     )
 
 
-def _look(
-    case: RowCase, rng: np.random.Generator, size: int, batches: int, alpha: float
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Whether the row passes and whether it is blocked at each look, both ``[replicates, batches]``."""
-    wanted = math.log(1.0 / alpha)
-    passed = np.ones((size, batches), dtype=np.bool_)
-    pooled = np.full((size, batches), -np.inf)
-    suite_weight, slice_weight = math.log(0.5 / SUITES), math.log(0.5 / (SUITES * SLICES))
-    for losses in case.losses:
-        populations = [Population(loss, DISCORDANCE) for loss in losses]
-        counts = [population.counts(rng, size, batches, _BATCH_OF_SLICE) for population in populations]
-        support = populations[0].support
-        tests = [(sum(counts[1:], counts[0]), M_SUITE, suite_weight)]
-        tests += [(part, M_SLICE, slice_weight) for part in counts]
-        for part, margin, weight in tests:
-            passed &= log_e_counts(support, part, -margin) >= wanted
-            pooled = np.logaddexp(pooled, log_e_counts(support[::-1], part, margin) + weight)
-    return passed, pooled >= wanted
+def _tables(items: int) -> list[Columns]:
+    """Every suite's first ``items`` items, slices in turn."""
+    return columns_of(
+        Pair(
+            f"suite{suite}", f"task{i % TASKS}", f"{i:06d}", f"{i:06d}", 1.0, 1.0, LENGTHS[i // TASKS % len(LENGTHS)],
+            exact_tokens=1, policy_tokens=1,
+        )
+        for suite in range(SUITES)
+        for i in range(items)
+    )  # fmt: skip
+
+
+def _drawn(case: RowCase, rng: np.random.Generator, items: int) -> list[tuple[Floats, Floats]]:
+    """Scores of both sides of every suite."""
+    found = []
+    for suite, losses in enumerate(case.losses):
+        exact, policy = np.ones(items), np.ones(items)
+        for place, loss in enumerate(losses):
+            where = slice(place, None, SLICES)
+            count = exact[where].size
+            if case.right is not None and (suite, place) == (0, 0):
+                exact[where] = rng.random(count) < case.right
+                policy[where] = exact[where] * (rng.random(count) >= loss)
+                continue
+            population = Population(loss, DISCORDANCE)
+            d = rng.choice(population.support, size=count, p=population.probabilities)
+            exact[where], policy[where] = d <= 0.0, d >= 0.0
+        found.append((exact, policy))
+    return found
+
+
+def _statuses(
+    scores: Sequence[tuple[Floats, Floats]], tables: Sequence[Sequence[Columns]], gate: Gate, levels: Levels
+) -> list[str]:
+    """The row's status at every look."""
+    found = []
+    for suites in tables:
+        size = suites[0].layout.items
+        row = [table.scored(exact[:size], policy[:size]) for table, (exact, policy) in zip(suites, scores, strict=True)]
+        found.append(judge_row(row, gate, levels)[0])
+    return found
+
+
+def at_alpha(gate: Gate, alpha: float) -> Gate:
+    """The gate with the simulation's error rate."""
+    return replace(gate, alpha=alpha)

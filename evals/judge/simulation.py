@@ -4,8 +4,8 @@ Every case simulates the paired differences of one suite and looks after every b
 enables are counted whether or not the run had been blocked before, and false blocks likewise. Beside the e-process
 stands a one-sided t-test on the same data and the same looks, as a warning: it enables what it should not.
 
-A row case simulates a whole row of suites and slices, with all its rules: every test must pass at the same look to
-enable, and the pooled e-value decides a block.
+A row case simulates a whole row of suites and slices and hands it to the code and the gate file that judge a run; see
+``simulated_rows``.
 """
 
 from __future__ import annotations

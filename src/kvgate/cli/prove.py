@@ -12,7 +12,8 @@ from rich.progress import track
 from rich.table import Table
 
 from kvgate.cli.numbers import MOST_SEED, real, whole
-from kvgate.evals.judge.simulated_rows import RowResult, row_cases, run_row
+from kvgate.evals.judge.gates import load_gate
+from kvgate.evals.judge.simulated_rows import RowResult, at_alpha, row_cases, run_row
 from kvgate.evals.judge.simulation import CaseResult, Settings, cases, run_case
 from kvgate.evals.judge.simulation_report import Requirement, report, requirements
 from kvgate.evals.report.tables import stdout_console
@@ -37,6 +38,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--alpha", type=real(0, 0.5, inside=True), default=_DEFAULT.alpha, help="error rate of the gate"
     )
+    parser.add_argument("--gate", default="production", help="gate name or YAML file that judges the rows (production)")
     parser.add_argument("--seed", type=whole(0, MOST_SEED), default=_DEFAULT.seed, help="seed of all random numbers")
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
     parser.set_defaults(run=main)
@@ -53,12 +55,16 @@ def main(args: argparse.Namespace) -> int:
             f"--out {str(args.out)!r:.200}: cannot be made: {error!s:.100}; name another folder"
         ) from error
     settings = Settings(args.replicates, args.alpha, args.batch, args.cap, args.seed)
+    gate = at_alpha(load_gate(args.gate), settings.alpha)
     errors = Console(stderr=True)
     results = [
         run_case(case, settings, stream)
         for stream, case in enumerate(track(cases(), description="cases", console=errors, transient=True))
     ]
-    rows = [run_row(case, settings, stream) for stream, case in enumerate(row_cases())]
+    rows = [
+        run_row(case, settings, stream, gate)
+        for stream, case in enumerate(track(row_cases(gate), description="rows", console=errors, transient=True))
+    ]
     required = requirements(results, rows, settings)
     document = report(results, rows, required, settings)
     _write(args.out / "prove.json", json.dumps(document, indent=1, sort_keys=True) + "\n")
@@ -104,7 +110,7 @@ def _show(console: Console, results: list[CaseResult], rows: list[RowResult], re
                 f"{entry.t_enabled:.3f}",
             )
     console.print(table)
-    table = Table(title="rows of 3 suites with 4 slices each, production margins")
+    table = Table(title="rows of 3 suites with 4 slices each, judged by the gate as a run is")
     for name in ("row", "enabled", "upper", "blocked", "upper", "items"):
         table.add_column(name)
     for row in rows:
