@@ -190,3 +190,34 @@ def test_minutes_of_an_earlier_process_do_not_count() -> None:
     assert not stopping.look((), [], fresh=False)
     assert stopping.look((), [], fresh=True)
     assert stopping.rule == "minutes"
+
+
+@pytest.mark.slow
+def test_several_seeds_are_one_run_with_one_verdict(tiny: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
+    few = [{**tiny["plan"]["suites"][0], "counts": {600: 4, 700: 4}}]
+    one = go(tiny, tmp_path / "one", suites=few)
+    three = go(tiny, tmp_path / "three", "--seeds", "11,12,13", suites=few)
+    assert (one["rows"][0]["items"], three["rows"][0]["items"]) == (8, 24)
+    assert three["rows"][0]["clusters"] == 24
+    assert three["plan"]["seeds"] == [11, 12, 13]
+    records = load_run(tmp_path / "three").records
+    assert len({record.context_hash for record in records}) == 24
+    assert {record.cluster.rpartition("-")[2] for record in records} == {"seed11", "seed12", "seed13"}
+    go(tiny, tmp_path / "bad", "--seeds", "1,x", code=2)
+    assert "--seeds '1,x'" in capsys.readouterr().err
+    go(tiny, tmp_path / "bad", "--seeds", "1,1", code=2)
+    assert "list each seed once" in capsys.readouterr().err
+    go(tiny, tmp_path / "bad", "--primary", "nothing@2", code=2)
+    assert "primary is 'nothing@2'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_watched_run_in_another_order_is_refused(tiny: dict[str, Any], tmp_path: Path) -> None:
+    from kvgate.evals.log.run_folder import write_seal
+
+    go(tiny, tmp_path / "r", "--until-decided", "--max-items", "6")
+    lines = (tmp_path / "r" / SAMPLES).read_text().splitlines(keepends=True)
+    (tmp_path / "r" / SAMPLES).write_text("".join(lines[4:] + lines[:4]))
+    write_seal(tmp_path / "r")
+    with pytest.raises(ValueError, match="rounds of the order drawn before the run"):
+        load_run(tmp_path / "r")
