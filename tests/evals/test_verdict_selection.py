@@ -1,4 +1,4 @@
-"""Rules that keep a loss from hiding: what is left out, the best of many rows, memory, order, clusters, gates' names."""
+"""Rules that keep a loss from hiding: what is left out, the best of many rows, memory, order, clusters, gates."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def side(scores: Any, label: str = "full", **changes: Any) -> list[CellRecord]:
 
 
 def weak_slice(share: float, kept: float, n: int = 900) -> list[CellRecord]:
-    """The exact run is right on ``share`` of the items at 2048, the policy on ``kept`` of these; both right elsewhere."""
+    """At 2048 the exact run is right on ``share`` of the items, the policy on ``kept`` of these; elsewhere both are."""
     rng = np.random.default_rng(3)
     at = np.arange(n) % 3 == 2
     exact = np.where(at, rng.random(n) < share, True)
@@ -170,7 +170,7 @@ def test_the_e_value_for_surplus_holds_its_level() -> None:
     )  # fmt: skip
     assert hits / 1000 <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / 1000)
     assert log_e_positive([0.2] * 40, 0.8) > np.log(20.0)
-    with pytest.raises(ValueError, match="at least -0.8"):
+    with pytest.raises(ValueError, match=r"at least -0\.8"):
         log_e_positive([-0.9], 0.8)
 
 
