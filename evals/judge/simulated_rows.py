@@ -12,7 +12,7 @@ from kvgate.evals.judge.gates import Gate
 from kvgate.evals.judge.power import Population
 from kvgate.evals.judge.rules import judge_row
 from kvgate.evals.judge.simulation import Settings
-from kvgate.evals.judge.types import Levels
+from kvgate.evals.judge.types import Levels, Status
 from kvgate.evals.stats.intervals import clopper_pearson
 
 SUITES, TASKS, LENGTHS = 3, 2, (512, 1024)
@@ -134,9 +134,9 @@ def _drawn(case: RowCase, rng: np.random.Generator, items: int) -> list[tuple[Fl
 
 def _statuses(
     scores: Sequence[tuple[Floats, Floats]], tables: Sequence[Sequence[Columns]], gate: Gate, levels: Levels
-) -> list[str]:
+) -> list[Status]:
     """The row's status at every look."""
-    found = []
+    found = list[Status]()
     for suites in tables:
         size = suites[0].layout.items
         row = [table.scored(exact[:size], policy[:size]) for table, (exact, policy) in zip(suites, scores, strict=True)]
