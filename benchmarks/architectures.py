@@ -190,11 +190,14 @@ def main() -> None:
     import transformers
 
     started, kinds = time.monotonic(), list(names)
-    rows = [row for at in range(0, len(kinds), BATCH) for row in _batch(kinds[at : at + BATCH], args.seconds)]
-    args.out.mkdir(parents=True, exist_ok=True)
     versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
-    (args.out / "architectures.json").write_text(json.dumps({"versions": versions, "classes": rows}, indent=1) + "\n")
-    (args.out / "architectures.md").write_text(_markdown(rows, versions))
+    rows: list[dict[str, Any]] = []
+    args.out.mkdir(parents=True, exist_ok=True)
+    for at in range(0, len(kinds), BATCH):
+        rows += _batch(kinds[at : at + BATCH], args.seconds)
+        found = {"versions": versions, "classes": rows}
+        (args.out / "architectures.json").write_text(json.dumps(found, indent=1) + "\n")
+        (args.out / "architectures.md").write_text(_markdown(rows, versions))
     print(dict(Counter(row["outcome"] for row in rows)), f"{time.monotonic() - started:.0f} s")
 
 
