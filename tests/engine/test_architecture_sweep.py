@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
+TABLE = ROOT / "results" / "architectures" / "architectures.json"
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +55,13 @@ def test_a_wrong_engine_would_be_seen(sweep: Any, monkeypatch: pytest.MonkeyPatc
     assert sweep.examine("llama", "")["outcome"] == "wrong"
 
 
+@pytest.mark.skipif(not TABLE.exists(), reason="no table was made yet: python benchmarks/architectures.py")
 def test_the_committed_table_has_no_wrong_class_and_no_traceback(sweep: Any) -> None:
-    table = json.loads((ROOT / "results" / "architectures" / "architectures.json").read_text())
+    table = json.loads(TABLE.read_text())
     counts = Counter(row["outcome"] for row in table["classes"])
     assert set(counts) <= set(sweep.OUTCOMES)
     assert counts["right"] >= 71
     assert (counts["wrong"], counts["traceback"], counts["crashed"]) == (0, 0, 0)
     assert all("\n" not in row["reason"] for row in table["classes"])
-    shown = (ROOT / "results" / "architectures" / "architectures.md").read_text()
+    shown = TABLE.with_suffix(".md").read_text()
     assert f"| right | {counts['right']} |" in shown
