@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 SEED = 20261203
+SIDES = ("before", "now")
 LOOK = 100  # items between two looks
 
 
@@ -272,7 +273,14 @@ def main() -> int:
     parser.add_argument("--replicates", type=int, default=1000)
     parser.add_argument("--out", type=Path, default=Path("results/prove"))
     parser.add_argument("--only", help="one case")
-    parser.add_argument("--side", choices=("before", "now"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--collect",
+        nargs=2,
+        type=Path,
+        metavar=("BEFORE", "NOW"),
+        help="only write the table, from what --side runs printed",
+    )
+    parser.add_argument("--side", choices=SIDES, help="judge one side only and print a line a case")
     options = parser.parse_args()
     names = [options.only] if options.only else list(CASES)
     if options.side == "before":  # such a case is the one above it, declared or run as one can now
@@ -281,8 +289,15 @@ def main() -> int:
         for name in names:
             print(json.dumps([name, judged(name, options.replicates, options.side == "now")]), flush=True)
         return 0
+    if options.collect:
+        rates = {
+            side: collected(path.read_text(), names, side) for side, path in zip(SIDES, options.collect, strict=True)
+        }
+        write(options.out, [name for name in names if name in rates["before"] and name in rates["now"]], rates,
+              options.replicates)  # fmt: skip
+        return 0
     with ThreadPoolExecutor() as pool:
-        sides = {side: pool.submit(run_side, side, names, options) for side in ("before", "now")}
+        sides = {side: pool.submit(run_side, side, names, options) for side in SIDES}
     rates = {side: found.result() for side, found in sides.items()}
     write(options.out, names, rates, options.replicates)
     return 0
@@ -296,10 +311,16 @@ def run_side(side: str, names: list[str], options: argparse.Namespace) -> dict[s
     done = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": str(root / "src")}, check=True, text=True, stdout=subprocess.PIPE
     )
-    found: dict[str, float] = dict(json.loads(line) for line in done.stdout.splitlines())
+    return collected(done.stdout, names, side)
+
+
+def collected(text: str, names: list[str], side: str) -> dict[str, float]:
+    """Rates by case; a case of now only has the rate of the one above it before."""
+    found: dict[str, float] = dict(json.loads(line) for line in text.splitlines())
     for before, name in pairwise(names):
-        found.setdefault(name, found.get(before, 0.0))
-    return found
+        if side == "before" and before in found and name.endswith(" now"):
+            found.setdefault(name, found[before])
+    return {name: found[name] for name in names if name in found}
 
 
 def write(out: Path, names: list[str], rates: dict[str, dict[str, float]], replicates: int) -> None:
