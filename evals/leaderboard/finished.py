@@ -18,8 +18,6 @@ from kvgate.evals.log.manifest import check_checks, check_manifest, check_stop
 from kvgate.evals.log.records import EXACT, SCHEMA_VERSION, CellRecord
 from kvgate.evals.log.run_folder import CHECKS, LEADERBOARD, MANIFEST, SAMPLES, STOP, read_json, read_samples
 from kvgate.evals.log.seal import require_sealed
-from kvgate.evals.plan.cells import configurations
-from kvgate.evals.plan.config import RunConfig, parse_plan
 from kvgate.typed import is_file, is_folder
 
 
@@ -58,6 +56,7 @@ def load_run(path: Path) -> FinishedRun:
     stop = read_json(path / STOP) if manifest["plan"].get("until_decided") else None
     if stop is not None:
         check_stop(stop, str(path / STOP))
+    _require_known(records, manifest["columns"], path / SAMPLES)
     _require_whole(records, None if stop else manifest["items"], path / SAMPLES)
     if stop is not None:
         _require_order(records, manifest.get("order", ()), stop, path / SAMPLES)
@@ -75,6 +74,13 @@ def _require_order(records: Sequence[CellRecord], order: Sequence[str], stop: Ma
             f"{path}: its {len(came)} items are not the first {stop['looks']} rounds of the order drawn before the "
             "run; restore the file or run again"
         )
+
+
+def _require_known(records: Sequence[CellRecord], columns: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """ValueError unless the samples are of rows that the manifest names: what judging knows of them stands there."""
+    unknown = {record.label for record in records} - {column["label"] for column in columns}
+    if unknown:
+        raise ValueError(f"{path}: {min(unknown):.80} is no row of {MANIFEST}; restore the file or run again")
 
 
 def _require_whole(records: Sequence[CellRecord], items: int | None, path: Path) -> None:
@@ -102,14 +108,8 @@ def _require_whole(records: Sequence[CellRecord], items: int | None, path: Path)
 
 def oracle_reasons(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Labels the plan declares as oracles, and why that makes them invalid."""
-    config = recorded_plan(manifest)
     reason = "declared an oracle: it reads what a policy may not"
-    return {configuration.label: reason for configuration in configurations(config) if configuration.oracle}
-
-
-def recorded_plan(manifest: Mapping[str, Any]) -> RunConfig:
-    """The plan a manifest records."""
-    return parse_plan(manifest["plan"], "run.json: plan")
+    return {column["label"]: reason for column in manifest["columns"] if column["oracle"]}
 
 
 def stored_leaderboard(path: Path) -> dict[str, Any]:

@@ -14,13 +14,14 @@ from kvgate.engine.models import LoadedModel, ModelInfo
 from kvgate.engine.tokenizer import load_tokenizer
 from kvgate.evals.data.items import Ids, Item, candidates_of
 from kvgate.evals.judge.gates import load_gate
-from kvgate.evals.leaderboard.finished import FinishedRun, recorded_plan
+from kvgate.evals.leaderboard.finished import FinishedRun
 from kvgate.evals.lm_eval.bench import Bench, Settings
 from kvgate.evals.lm_eval.records import records_of
 from kvgate.evals.lm_eval.run import LmEvalOptions, evaluated, load_tasks, metric_of, tasks_hash
 from kvgate.evals.log.records import CellRecord
 from kvgate.evals.log.verification import Verification
 from kvgate.evals.plan.cells import configurations
+from kvgate.evals.plan.config import recorded_plan
 from kvgate.evals.run.identity import Identity, template_hash, tokenizer_hash
 from kvgate.evals.run.prepare import described, items_hash
 from kvgate.evals.run.verify import identity_faults, notes_on

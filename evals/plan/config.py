@@ -266,3 +266,8 @@ def _overlap(one: SuiteChoice, other: SuiteChoice) -> bool:
     tasks = not one.tasks or not other.tasks or set(one.tasks) & set(other.tasks)
     lengths = not one.counts or not other.counts or set(one.counts) & set(other.counts)
     return bool(tasks and lengths)
+
+
+def recorded_plan(manifest: Mapping[str, Any]) -> RunConfig:
+    """The plan that a run's manifest records. ValueError if a policy it names is not installed here."""
+    return parse_plan(manifest["plan"], "run.json: plan")

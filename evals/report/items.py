@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvgate.engine.embedded import EMBEDDED, embedded_folder
 from kvgate.evals.data.items import Item
-from kvgate.evals.leaderboard.finished import recorded_plan
-from kvgate.evals.plan.config import RunConfig
-from kvgate.evals.run.prepare import build_items
+
+if TYPE_CHECKING:
+    from kvgate.evals.plan.config import RunConfig
 
 TAIL = 320  # characters of a prompt that are shown, its end
 
@@ -31,8 +30,11 @@ def item_texts(manifest: Mapping[str, Any], wanted: Collection[str]) -> tuple[di
     """Texts of the items whose hashes are ``wanted``, and why some could not be had ("" if none is missing)."""
     if not wanted:
         return {}, ""
-    config = recorded_plan(manifest)
-    try:
+    try:  # neither torch nor the policies need be installed where a report is made
+        from kvgate.evals.plan.config import recorded_plan
+        from kvgate.evals.run.prepare import build_items
+
+        config = recorded_plan(manifest)
         tokenizer = _tokenizer(config)
         items = [item for choice in config.suites for item in build_items(choice, tokenizer, config)]
     except (ValueError, OSError, ImportError) as error:
@@ -45,6 +47,8 @@ def item_texts(manifest: Mapping[str, Any], wanted: Collection[str]) -> tuple[di
 def _tokenizer(config: RunConfig) -> Any:
     """Never asks the network: a report is made where the run was made, or without prompts."""
     import transformers
+
+    from kvgate.engine.embedded import EMBEDDED, embedded_folder
 
     source = str(embedded_folder()) if config.model == EMBEDDED else config.model
     return transformers.AutoTokenizer.from_pretrained(source, revision=config.revision, local_files_only=True)

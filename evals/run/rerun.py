@@ -20,11 +20,12 @@ from typing import Any
 
 from kvgate.evals.leaderboard.differences import Difference, differences, short
 from kvgate.evals.leaderboard.evidence import RerunRecord
-from kvgate.evals.leaderboard.finished import FinishedRun, load_run, recorded_plan, stored_leaderboard
+from kvgate.evals.leaderboard.finished import FinishedRun, load_run, stored_leaderboard
 from kvgate.evals.lm_eval.items import MADE_BY
 from kvgate.evals.log.records import EXACT, CellRecord
 from kvgate.evals.log.run_folder import LEADERBOARD, SAMPLES
 from kvgate.evals.plan.cells import Cell, Shard
+from kvgate.evals.plan.config import recorded_plan
 from kvgate.evals.run.prepare import Prepared, make_engine, prepare
 from kvgate.evals.run.provenance import code_hash, machine
 from kvgate.evals.run.runner import Runner

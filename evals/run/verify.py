@@ -14,11 +14,12 @@ from typing import Any
 
 from kvgate.engine.models import hash_folder
 from kvgate.engine.tokenizer import load_tokenizer, model_folder
-from kvgate.evals.leaderboard.finished import FinishedRun, load_run, recorded_plan
+from kvgate.evals.leaderboard.finished import FinishedRun, load_run
 from kvgate.evals.lm_eval.items import MADE_BY
 from kvgate.evals.log.records import CellRecord
 from kvgate.evals.log.verification import Verification
 from kvgate.evals.plan.cells import Cell
+from kvgate.evals.plan.config import recorded_plan
 from kvgate.evals.run.early_stopping import items_in
 from kvgate.evals.run.identity import Identity, template_hash, tokenizer_hash
 from kvgate.evals.run.prepare import Work, described, drawn_order, items_hash, make_work

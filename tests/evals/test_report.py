@@ -176,8 +176,7 @@ def test_invalid_rows_and_items_without_depth(tmp_path: Path) -> None:
 def test_prompts_and_evidence_are_rebuilt_from_the_plan(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    from kvgate.evals.leaderboard.finished import recorded_plan
-    from kvgate.evals.plan.config import SuiteChoice
+    from kvgate.evals.plan.config import SuiteChoice, recorded_plan
     from kvgate.evals.report.items import item_texts
     from kvgate.evals.run.prepare import build_items
 

@@ -120,12 +120,26 @@ def test_a_forged_leaderboard_gets_no_canary(tiny: dict[str, Any], tmp_path: Pat
     assert "no canary" in capsys.readouterr().err
 
 
-def test_same_plan_same_bytes_and_order_of_policies_does_not_matter_for_answers(
-    tiny: dict[str, Any], tmp_path: Path
-) -> None:
+def test_same_plan_same_bytes(tiny: dict[str, Any], tmp_path: Path) -> None:
     assert main(["run", "--plan", str(tiny["path"]), "--out", str(tmp_path / "again"), "--json"]) == 0
     for name in (SAMPLES, LEADERBOARD, MANIFEST):
         assert (tmp_path / "again" / name).read_bytes() == (tiny["done"] / name).read_bytes(), name
+
+
+def test_the_order_of_policies_changes_no_answer(tiny: dict[str, Any], tmp_path: Path) -> None:
+    """Rows of one batch change places, and each still gets what it got."""
+    plan = {**tiny["plan"], "policies": tiny["plan"]["policies"][::-1]}
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
+    assert main(["run", "--plan", str(tmp_path / "plan.yaml"), "--out", str(tmp_path / "r"), "--json"]) == 0
+    rows = {name: [json.loads(line) for line in (folder / SAMPLES).read_text().splitlines()]
+            for name, folder in (("given", tiny["done"]), ("turned", tmp_path / "r"))}  # fmt: skip
+    answers = {
+        name: {(row["label"], row["item_hash"]): (row["score"], row["evicted_tokens"], row["turns"]) for row in found}
+        for name, found in rows.items()
+    }
+    labels = {name: list(dict.fromkeys(row["label"] for row in found)) for name, found in rows.items()}
+    assert labels["given"] != labels["turned"], "the order is another one"
+    assert answers["given"] == answers["turned"]
 
 
 @pytest.mark.parametrize("cut", [0, 1, 700, 3000, 9000, 12345])
@@ -164,6 +178,29 @@ def test_a_policy_from_outside_is_on_the_leaderboard(
     board = json.loads((tmp_path / "r" / LEADERBOARD).read_text())
     assert {row["label"] for row in board["rows"]} == {"oldest@0.5", "oldest@100"}
     assert "oldest@0.5" in capsys.readouterr().out
+    for command in ("gate", "show", "report"):
+        done = without_torch(command, str(tmp_path / "r"))
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert "oldest@0.5" in (done.stdout if command != "report" else Path(done.stdout.strip()).read_text())
+    for command in ("run", "policies"):
+        done = without_torch(command)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr[-2000:]
+        assert "torch is not installed; pip install 'kvgate[run]'" in done.stderr
+
+
+def without_torch(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command on a machine that has neither torch and what rests on it, nor the policy's own code."""
+    code = (
+        "import sys\n"
+        "class Absent:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] in ('torch', 'triton', 'transformers', 'datasets', 'lm_eval'):\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
+        "from kvgate.cli.main import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=300)
 
 
 def test_an_oracle_is_invalid(tiny: dict[str, Any], tmp_path: Path) -> None:

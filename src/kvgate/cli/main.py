@@ -33,6 +33,27 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 }
 """Command -> its module in ``kvgate.cli`` and one line about it. The module has ``add_parser(commands)``."""
 
+OPTIONAL: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            "torch",
+            "transformers",
+            "triton",
+            "safetensors",
+            "gguf",
+            "accelerate",
+            "datasets",
+            "lm_eval",
+            "prometheus_client",
+        ),
+        "run",
+    ),
+    "matplotlib": "report",
+    "starlette": "serve",
+    "uvicorn": "serve",
+}
+"""Package -> the extra that brings it, for commands that need more than judging does."""
+
 _DESCRIPTION = """\
 Measures KV-cache eviction policies against exact full-KV runs of your model, and decides which may be switched on.
 
@@ -117,6 +138,12 @@ def _command(arguments: Sequence[str] | None) -> int:
         if debug:
             raise
         print(f"kvgate: {' '.join(str(error).split())}", file=sys.stderr)
+        return BAD_INPUT
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if debug or missing not in OPTIONAL:
+            raise
+        print(f"kvgate: {missing} is not installed; pip install 'kvgate[{OPTIONAL[missing]}]'", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
         print("\nkvgate: interrupted; run the same command again to go on where it stopped", file=sys.stderr)

@@ -36,7 +36,8 @@ def run_of(records: tuple[CellRecord, ...], model: str = "./nowhere") -> Finishe
         "machine": {"cpu": "<i>any</i>"},
         "model": {"name": model, "revision": "local", "weights_hash": "0" * 32, "dtype": "float32"},
     }  # fmt: skip
-    manifest = {"plan": plan, "config_hash": "c" * 32, "provenance": provenance}
+    columns = [{"label": label, "oracle": False} for label in dict.fromkeys(record.label for record in records)]
+    manifest = {"plan": plan, "config_hash": "c" * 32, "provenance": provenance, "columns": columns}
     none = {"cells": 4, "different": 0}
     checks = {"schema_version": 2, "units": [0], "repeat": {"full": none}, "batch_invariance": none}
     return FinishedRun(Path(), manifest, records, checks)
