@@ -109,10 +109,6 @@ class Policy(ABC):
         """When it evicts."""
         return "step"
 
-    def covers(self, prompt: int, length: int) -> bool:
-        """Whether nothing has to go: ``prompt`` tokens there were when it first decided, ``length`` at the end."""
-        return self.budget >= (prompt if self.decides == "once" else length)
-
     @abstractmethod
     def decide(self, evidence: Evidence) -> Keep:
         """Which slots stay live. Pure, but for probes. At most ``budget`` slots per (layer, kv head)."""

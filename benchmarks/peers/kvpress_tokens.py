@@ -24,7 +24,7 @@ from kvgate.engine.embedded import embedded_folder
 from kvgate.engine.engine import Engine
 from kvgate.engine.models import LoadedModel, load_model
 from kvgate.evals.data.tokens import Tokens
-from kvgate.evals.suites.base import Order
+from kvgate.evals.suites.base import BuildSpec
 from kvgate.evals.suites.catalog import suite_class
 
 VERSION = "0.5.5"
@@ -50,8 +50,8 @@ def main() -> None:
     loaded = load_model(dtype="float32")
     rows = []
     for suite, task, length, ratio in CASES:
-        order = Order(counts={length: 1}, tasks=(task,))
-        ids = list(suite_class(suite)().build(Tokens(loaded.tokenizer), order)[0].context)
+        spec = BuildSpec(counts={length: 1}, tasks=(task,))
+        ids = list(suite_class(suite)().build(Tokens(loaded.tokenizer), spec)[0].context)
         kept = int(ratio * len(ids))
         theirs = _theirs(python, ids, kept)
         for name in PRESSES:

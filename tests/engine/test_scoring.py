@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kvgate.compressors.attending import peaks, probabilities
+from kvgate.compressors.budgets import Limit
 from kvgate.compressors.evidence import Evidence, LastQueries, Need, QueryMoments
 from kvgate.compressors.policy import Shape
 from kvgate.compressors.scored import Scored
@@ -209,6 +210,6 @@ def test_a_budget_that_covers_the_prompt_gives_the_exact_run(tiny: Fixture, text
     engine.evict(row, compact=True)
     for _ in range(3):
         assert torch.equal(*engine.extend([exact, row], [[9]] * 2))
-    assert policy.covers(CONTEXT, CONTEXT + 3)
+    assert Limit.of(policy).covers(CONTEXT, CONTEXT + 3)
     assert not row.tainted
     assert row.evicted == 0

@@ -12,7 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvgate.compressors.evidence import Evidence, Keep
 from kvgate.compressors.h2o import H2O
+from kvgate.compressors.keydiff import KeyDiff
 from kvgate.compressors.policy import Policy
+from kvgate.compressors.snapkv import SnapKV
 from kvgate.compressors.streaming_llm import StreamingLLM
 from kvgate.engine.engine import Engine
 from kvgate.engine.models import LoadedModel, wrap
@@ -72,8 +74,11 @@ def run(server: Server) -> None:
 
 def test_a_policy_takes_over_as_in_the_protocol_that_was_judged(llama: LoadedModel) -> None:
     server, _ = made(llama)
-    asked = prompts(4)
-    policies: list[Policy | None] = [HEAVY, None, StreamingLLM.for_budget(24), H2O.for_budget(400)]
+    asked = prompts(6)
+    policies: list[Policy | None] = [
+        HEAVY, None, StreamingLLM.for_budget(24), H2O.for_budget(400), KeyDiff.for_budget(32, shape="model"),
+        SnapKV.for_budget(40, window=8),
+    ]  # fmt: skip
     for i, (prompt, policy) in enumerate(zip(asked, policies, strict=True)):
         server.submit(Spec(f"r{i}", len(prompt), 20), prompt, policy=policy)
     run(server)
