@@ -24,8 +24,6 @@ from kvgate.lifecycle.prefix.policies import RetentionPolicy
 from kvgate.lifecycle.store import Slots
 from kvgate.lifecycle.swap.area import HostArea
 
-_NOBODY = 0  # account that shadows are charged to: no tenant asked for them
-
 
 def _no_cache_because(windows: tuple[int | None, ...], retention: RetentionPolicy | None) -> str | None:
     if retention is None:
