@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kvgate.evals.stats.betting import FRACTIONS, confidence_bounds
 
 STARTS = (0, 64, 128, 256, 512, 1024, 2048)
-_START_LOGS = np.log([0.5, *[0.5 / (len(STARTS) - 1)] * (len(STARTS) - 1)])
+START_LOGS = np.log([0.5, *[0.5 / (len(STARTS) - 1)] * (len(STARTS) - 1)])
 _BETS = np.asarray(FRACTIONS)
 
 
@@ -80,7 +80,7 @@ class Stream:
         """Log e-value against "the mean is at least -margin"."""
         if self._log_block is None:
             per_start = np.logaddexp.reduce(self._block, axis=1) - math.log(len(FRACTIONS))
-            self._log_block = float(np.logaddexp.reduce(per_start + _START_LOGS))
+            self._log_block = float(np.logaddexp.reduce(per_start + START_LOGS))
         return self._log_block
 
     def _bets(self, value: float, mu: float) -> NDArray[np.float64]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvgate.evals.leaderboard.rollout import Rollout
+from kvgate.evals.stats.betting import FRACTIONS
 from kvgate.serving.canary.controller import Controller
+from kvgate.serving.canary.evidence import START_LOGS, STARTS
 from kvgate.serving.canary.journal import Event, MemoryJournal
-from kvgate.serving.canary.progress import Judge
+from kvgate.serving.canary.progress import SLICES, Judge
 from kvgate.serving.canary.seen import GUARDS, Seen
 
+Floats = NDArray[np.float64]
 JUDGE = Judge(Rollout(idle_s=1.0), margin=0.03, alpha=0.05, longest=8192)
 
 
@@ -103,45 +108,120 @@ def drill(policy: Policy, seed: int, most: int = 100_000, judge: Judge = JUDGE) 
     return Outcome(progress.state, requests, compared, progress.exposed, progress.why)
 
 
-Loss = Callable[[np.random.Generator], float]
+Loss = Callable[[np.random.Generator, int], Floats]
 
 AT_THE_MARGIN: dict[str, Loss] = {
-    "rare whole losses": lambda random: -float(random.random() < JUDGE.margin),
-    "noise both ways": lambda random: float(random.choice([-1.0, 0.0, 1.0], p=[0.115, 0.8, 0.085])),
-    "the same small loss always": lambda random: -JUDGE.margin,
+    "rare whole losses": lambda random, n: -(random.random(n) < JUDGE.margin).astype(float),
+    "noise both ways": lambda random, n: random.choice([-1.0, 0.0, 1.0], n, p=[0.115, 0.8, 0.085]),
+    "the same small loss always": lambda random, n: np.full(n, -JUDGE.margin),
 }
 
 
-def leaves_shadow(loss: Loss, seed: int, conversations: int = 1500) -> bool:
-    """Whether a policy that loses exactly the margin ever gets traffic: the false promotions, and more."""
-    random = np.random.default_rng(seed)
-    controller = Controller(JUDGE, MemoryJournal(), f"promotion {seed}", 0.0)
-    for i in range(conversations):
-        seen = Seen(f"c{i}", "exact", 100, quality=loss(random), first_token_s=0.1, gap_s=0.01)
-        controller.observe(seen, 2.0 * i)
+@dataclass(frozen=True)
+class AtTheMargin:
+    """One replicate: a policy that loses exactly the margin, in the shadow and under half of the traffic.
+
+    Attributes:
+        shadow: quality of each conversation while it is watched.
+        quality, tokens: of each conversation under the policy; ``high``: whether it suffered, by guard.
+    """
+
+    shadow: Floats
+    quality: Floats
+    tokens: NDArray[np.int64]
+    high: dict[str, Floats]
+
+    @classmethod
+    def draw(cls, loss: Loss, seed: int, conversations: int = 1500) -> AtTheMargin:
+        """``conversations`` in the shadow, and half as many under the policy."""
+        random, half = np.random.default_rng(seed), conversations // 2
+        limits = JUDGE.rollout.limits
+        return cls(
+            loss(random, conversations),
+            loss(random, half),
+            random.integers(0, JUDGE.longest, half),
+            {name: (random.random(half) < getattr(limits, name)).astype(float) for name in GUARDS},
+        )
+
+    def leaves_shadow(self) -> bool:
+        """Whether it ever gets traffic: the false promotions, and more. By the streams' own formulas."""
+        weights = JUDGE.weights()
+        quality = path_block(self.shadow, JUDGE.margin)
+        short = path_block(self.shadow, JUDGE.rollout.slice_margin)  # all prompts are short
+        rest = 1.0 - weights["quality"] - weights["quality:short"]
+        total = weights["quality"] * np.exp(quality) + weights["quality:short"] * np.exp(short) + rest
+        blocked = total >= 1.0 / JUDGE.alpha
+        passed = path_pass(self.shadow, JUDGE.margin) >= math.log(1.0 / JUDGE.alpha)
+        passed[: JUDGE.rollout.shadow_pairs - 1] = False
+        return bool(passed.any() and (not blocked.any() or passed.argmax() < blocked.argmax()))
+
+    def rolled_back(self) -> bool:
+        """Whether it ever goes, with every measure at its margin. By the streams' own formulas."""
+        weights = JUDGE.weights()
+        total = weights["quality"] * np.exp(path_block(self.quality, JUDGE.margin))
+        parts = np.array([JUDGE.slice_of(int(tokens)) for tokens in self.tokens])
+        for part in SLICES:
+            mine = parts == part
+            path = np.concatenate([[0.0], path_block(self.quality[mine], JUDGE.rollout.slice_margin)])
+            total = total + weights[f"quality:{part}"] * np.exp(path[np.cumsum(mine)])
+        guards = np.zeros(len(total) + 1)
+        for name, high in self.high.items():
+            path = np.concatenate([[0.0], path_block(-high, getattr(JUDGE.rollout.limits, name))])
+            guards = guards + weights[name] * np.exp(path)
+        # A look after each conversation under the policy, and after the exact one that its guards are compared with.
+        return bool(max((total + guards[:-1]).max(), (total + guards[1:]).max()) >= 1.0 / JUDGE.alpha)
+
+
+def path_pass(values: Floats, margin: float) -> Floats:
+    """A stream's ``log_pass`` after each of ``values``."""
+    return _log_mean(np.cumsum(_bets(values, -margin), axis=0))
+
+
+def path_block(values: Floats, margin: float) -> Floats:
+    """A stream's ``log_block`` after each of ``values``."""
+    wealth = np.cumsum(_bets(-values, margin), axis=0)
+    paths = []
+    for start, weight in zip(STARTS, START_LOGS, strict=True):
+        path = np.zeros(len(values))
+        if start < len(values):
+            before = wealth[start - 1] if start else 0.0
+            path[start:] = _log_mean(wealth[start:] - before)
+        paths.append(path + weight)
+    return np.asarray(np.logaddexp.reduce(paths, axis=0))
+
+
+def _bets(values: Floats, mu: float) -> Floats:
+    return np.asarray(np.log1p((values[:, None] - mu) * (np.asarray(FRACTIONS) / (1.0 + mu))))
+
+
+def _log_mean(logs: Floats) -> Floats:
+    return np.asarray(np.logaddexp.reduce(logs, axis=1) - math.log(logs.shape[1]))
+
+
+def leaves_shadow(drawn: AtTheMargin) -> bool:
+    """As :meth:`AtTheMargin.leaves_shadow`, by the controller itself."""
+    controller = Controller(JUDGE, MemoryJournal(), "promotion", 0.0)
+    for i, quality in enumerate(drawn.shadow.tolist()):
+        controller.observe(Seen(f"c{i}", "exact", 100, quality=quality, first_token_s=0.1, gap_s=0.01), 2.0 * i)
         controller.tick(2.0 * i + 1.5)
         if controller.progress.state != "shadow":
             return controller.progress.state != "rolled_back"
     return False
 
 
-def rolled_back(loss: Loss, seed: int, conversations: int = 1500) -> bool:
-    """Whether a policy under half of the traffic that loses exactly the margin, in every measure, is rolled back."""
-    random = np.random.default_rng(seed)
-    controller = Controller(replace(JUDGE, shadow_only=True), MemoryJournal(), f"rollback {seed}", 0.0)
+def rolled_back(drawn: AtTheMargin) -> bool:
+    """As :meth:`AtTheMargin.rolled_back`, by the controller itself: exact and canary conversations take turns."""
+    controller = Controller(replace(JUDGE, shadow_only=True), MemoryJournal(), "rollback", 0.0)
     progress = controller.progress
-    by_hand = {"state": "canary", "stage": 2, "why": "by hand"}
-    progress.apply(Event(0, 0.0, "move", by_hand))
+    progress.apply(Event(0, 0.0, "move", {"state": "canary", "stage": 2, "why": "by hand"}))
     progress.apply(Event(0, 0.0, "times", {"first_token_s": 1.0, "gap_s": 1.0}))
-    limits = JUDGE.rollout.limits
-    for i in range(conversations):
-        canary = i % 2 == 0
-        high = {name: canary and random.random() < getattr(limits, name) for name in GUARDS}
-        seen = Seen(
+    for i, quality in enumerate(drawn.quality.tolist()):
+        high = {name: values[i] > 0.0 for name, values in drawn.high.items()}
+        under = Seen(
             f"c{i}",
-            "canary" if canary else "exact",
-            int(random.integers(0, JUDGE.longest)),
-            quality=loss(random) if canary else None,
+            "canary",
+            int(drawn.tokens[i]),
+            quality=quality,
             failed=high["failures"],
             allocation_failure=high["allocation_failures"],
             preemptions=float(high["preemptions"]),
@@ -149,8 +229,10 @@ def rolled_back(loss: Loss, seed: int, conversations: int = 1500) -> bool:
             first_token_s=9.0 if high["slow_first_token"] else 0.1,
             gap_s=9.0 if high["slow_between_tokens"] else 0.01,
         )
-        controller.observe(seen, 2.0 * i)
-        controller.tick(2.0 * i + 1.5)
-        if progress.state == "rolled_back":
-            return True
+        for place, seen in enumerate((under, Seen(f"e{i}", "exact", 100, first_token_s=0.1, gap_s=0.01))):
+            now = 4.0 * i + 2.0 * place
+            controller.observe(seen, now)
+            controller.tick(now + 1.5)
+            if progress.state == "rolled_back":
+                return True
     return False
