@@ -290,11 +290,10 @@ def main() -> int:
             print(json.dumps([name, judged(name, options.replicates, options.side == "now")]), flush=True)
         return 0
     if options.collect:
-        rates = {
-            side: collected(path.read_text(), names, side) for side, path in zip(SIDES, options.collect, strict=True)
-        }
-        write(options.out, [name for name in names if name in rates["before"] and name in rates["now"]], rates,
-              options.replicates)  # fmt: skip
+        pairs = zip(SIDES, options.collect, strict=True)
+        rates = {side: collected(path.read_text(), names, side) for side, path in pairs}
+        done = [name for name in names if name in rates["before"] and name in rates["now"]]
+        write(options.out, done, rates, options.replicates)
         return 0
     with ThreadPoolExecutor() as pool:
         sides = {side: pool.submit(run_side, side, names, options) for side in SIDES}
