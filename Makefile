@@ -6,7 +6,7 @@ TORCH ?= 2.13.0
 RESULTS ?= results/quick
 .DEFAULT_GOAL := help
 
-.PHONY: help setup run enable test fast lint bench check-triton clean
+.PHONY: help setup run enable test fast lint docs bench check-triton clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -40,7 +40,11 @@ lint: setup  ## ruff, mypy --strict and the import floors
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	MYPYPATH=src $(BIN)/mypy --strict --explicit-package-bases examples docs/_reference.py
 	$(BIN)/lint-imports
+
+docs: setup  ## the documentation, in dist/docs; every warning and dead link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: setup  ## benchmarks, each beside a reference in the same run
 	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done

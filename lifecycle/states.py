@@ -1,4 +1,4 @@
-"""Request states, the legal moves between them, and what a caller asks for (design.md section 8)."""
+"""Request states, the legal moves between them, and what a caller asks for (docs/ARCHITECTURE.md)."""
 
 from __future__ import annotations
 

@@ -37,7 +37,17 @@ def test_each_room_is_one_link(room: str) -> None:
 
 def test_nothing_else_lives_in_the_package_folder() -> None:
     found = {path.name for path in (ROOT / "src" / "kvgate").iterdir()} - {"__pycache__"}
-    assert found == {"__init__.py", "__main__.py", "cli", "strict_yaml.py", "typed.py", "py.typed", "configs", *ROOMS}
+    assert found == {
+        "__init__.py",
+        "__main__.py",
+        "cli",
+        "api.py",
+        "strict_yaml.py",
+        "typed.py",
+        "py.typed",
+        "configs",
+        *ROOMS,
+    }
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -34,7 +34,7 @@ def one_step(plan: Plan) -> float:
 class LinearCost:
     """Milliseconds per round: a base, a part per computed token and a part per row.
 
-    The defaults are those measured for the embedded model on two cores (design.md section 3).
+    The defaults are those measured for the embedded model on two cores.
     """
 
     base: float = 20.0

@@ -1,4 +1,4 @@
-"""Every policy against what design.md section 4 promises, for any scores, spans and number of rounds."""
+"""Every policy against what docs/ARCHITECTURE.md promises, for any scores, spans and number of rounds."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def live_tokens() -> Callable[[Engine, Row], list[list[list[int]]]]:
 
 @dataclass
 class Rule:
-    """A policy in plain Python, from design.md section 4. ``heavy`` None: recency only (windows, StreamingLLM)."""
+    """A policy in plain Python, from docs/ARCHITECTURE.md. ``heavy`` None: recency only (windows, StreamingLLM)."""
 
     budget: int
     forced: frozenset[int] = frozenset()
