@@ -17,6 +17,7 @@ LIMITS: Mapping[str, tuple[int, float]] = {
     "tokens_per_step": (1, 1 << 24),
     "max_running": (1, 1 << 20),
     "aging_rounds": (1, MOST),
+    "admission.lifted_share": (0, 1),
     "admission.points": (1, 4096),
     "admission.forecast_rounds": (1, MOST),
     "estimator.bins": (1, 4096),
@@ -35,10 +36,12 @@ class AdmissionConfig:
         reserve: emergency reserve that only running requests may grow into.
         watermark_per_level: extra pages kept free of a request for each priority level under the most urgent (0).
         watermark_max: the most that watermark may reach.
-        z: standard deviations added to the expected demand (0: plan with the mean).
+        z: standard deviations added to the expected demand (0: plan with the mean), z_without_host: the same where
+            there is no host area: a preemption then costs computation.
         points: points of the demand forecast. forecast_rounds: rounds between two rebuilds of it.
         max_bypass: requests that may start before a head that does not fit, then the line is held for it.
         bypass_reach: how far behind the heads of the line to look for one that fits.
+        lifted_share: of the pool, that requests lifted by waiting may hold together while more urgent ones wait.
         resume_rounds: rounds after which a preempted request only needs to fit now, whatever the forecast says.
     """
 
@@ -48,10 +51,12 @@ class AdmissionConfig:
     watermark_per_level: float = 0.01
     watermark_max: float = 0.04
     z: float = 0.0
+    z_without_host: float = 1.25
     points: int = 32
     forecast_rounds: int = 4
     max_bypass: int = 64
     bypass_reach: int = 16
+    lifted_share: float = 0.25
     resume_rounds: int = 400
 
 
@@ -86,7 +91,7 @@ class PreemptionConfig:
         waiting: against having waited before (aging).
         deadline: against a close deadline.
         max_preemptions: after so many a request is no victim while another can be found.
-        protect_rounds: rounds after admission in which a request lifted by aging is no victim of a more urgent one.
+        protect_rounds: turn of a request that waiting has lifted: so long nobody more urgent takes its pages.
     """
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = STRICT
@@ -188,6 +193,11 @@ class ManagerConfig:
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     fair: FairConfig = field(default_factory=FairConfig)
     tenants: dict[str, TenantConfig] = field(default_factory=lambda: {"default": TenantConfig()})
+
+    @property
+    def z(self) -> float:
+        """Standard deviations to plan with."""
+        return self.admission.z if self.recovery.host_blocks else self.admission.z_without_host
 
 
 def validate(config: ManagerConfig) -> ManagerConfig:

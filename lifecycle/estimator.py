@@ -35,9 +35,10 @@ class LengthEstimator:
 
     def account(self, index: int) -> None:
         """Make room for tenant account ``index``."""
-        missing = index + 1 - len(self.survival)
-        if missing <= 0:
+        if index < len(self.survival):
             return
+        # Doubled, so that many tenants do not copy all curves for each of them.
+        missing = max(index + 1, 2 * len(self.survival)) - len(self.survival)
         self._ended = np.pad(self._ended, ((0, missing), (0, 0)))
         self._reached = np.pad(self._reached, ((0, missing), (0, 0)))
         self.survival = np.concatenate([self.survival, np.tile(self._believed(), (missing, 1))])

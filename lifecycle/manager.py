@@ -27,7 +27,7 @@ from kvgate.lifecycle.scheduler import Round
 from kvgate.lifecycle.states import Spec, State
 from kvgate.lifecycle.store import Slots, Store
 from kvgate.lifecycle.tenants import Tenants
-from kvgate.lifecycle.waiting import WaitingQueue
+from kvgate.lifecycle.waiting import NOBODY, WaitingQueue
 
 
 class OutOfTurnError(RuntimeError):
@@ -67,7 +67,7 @@ class Manager:
             config.admission.points,
             self.footprint,
             config.admission.forecast_rounds,
-            variance=config.admission.z != 0.0,
+            variance=config.z != 0.0,
         )
         self.round = 0
         self.running: Slots = np.zeros(0, np.int64)
@@ -264,13 +264,19 @@ class Manager:
             return int(self.blocks_needed(at, ahead)[0])
         return self.footprint.reaching(known, self.config.tokens_per_step)
 
-    def start(self, slot: int, cap: int = 0) -> bool:
+    def demote(self, slots: Slots) -> None:
+        """Running requests that waiting had lifted stand where their priority puts them from now on."""
+        self.requests.rank[slots] = self.requests.priority[slots]
+
+    def start(self, slot: int, cap: int = 0, *, lifted: bool = True) -> bool:
         """A waiting request begins to run. Its blocks have been checked for. Returns True if its KV was restored.
 
         ``cap``: blocks a policy will hold it to after its prompt, 0 for none; one that was swapped out keeps its own.
+        ``lifted``: it starts at the level that waiting has lifted it to, if it has.
         """
         requests = self.requests
-        requests.rank[slot] = min(self.waiting.level(slot, self.round), int(requests.priority[slot]))
+        level = self.waiting.level(slot, self.round) if lifted else NOBODY
+        requests.rank[slot] = min(level, int(requests.priority[slot]))
         account = int(requests.account[slot])
         blocks, reused = self.blocks_to_start(slot), 0
         restored = requests.state[slot] == State.SWAPPED and self._restore(slot, account)

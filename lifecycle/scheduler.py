@@ -48,7 +48,10 @@ class Managed(Protocol):
     running: Slots
     round: int
 
-    def start(self, slot: int, cap: int = 0) -> bool:
+    def demote(self, slots: Slots) -> None:
+        """Lifted requests stand where their priority puts them."""
+
+    def start(self, slot: int, cap: int = 0, *, lifted: bool = True) -> bool:
         """A waiting request begins to run; True if its KV was restored. Raises OutOfPages, the request waiting on."""
 
     def preempt(self, slot: int, why: str) -> Preempted:
@@ -87,13 +90,35 @@ class Round:
         self._demand: dict[int, Demand] = {}
         self._futile: list[tuple[int, int]] = []
         self._least: int | None = None
+        self._lifted = 0
+        self._cutoff = Cutoff()
 
     def build(self) -> Plan:
         """The plan, with pages taken and the launch's fence set."""
+        self._end_turns()
         self._serve_running()
         if len(self.m.waiting):
             self._admit()
         return self._finish()
+
+    def _end_turns(self) -> None:
+        """Lifted requests have had their turn after a while, if somebody really more urgent waits."""
+        m, requests = self.m, self.m.requests
+        lifted = m.running[requests.rank[m.running] < requests.priority[m.running]]
+        over = m.round - requests.since[lifted] >= m.config.preemption.protect_rounds
+        over &= requests.priority[lifted] > m.waiting.most_urgent()
+        if over.any():
+            m.demote(lifted[over])
+        held = lifted[~over]
+        self._lifted = int(requests.blocks[held].sum())
+
+    def _may_lift(self, slot: int) -> bool:
+        """Whether a request that waiting has lifted may start as such: together they have a share of the pool."""
+        m = self.m
+        if int(m.requests.priority[slot]) <= m.waiting.most_urgent():
+            return True
+        room = int(m.config.admission.lifted_share * m.store.total)
+        return self._lifted == 0 or self._lifted + m.blocks_to_start(slot) <= room
 
     # -- running rows -----------------------------------------------------------------------------------------------
 
@@ -210,7 +235,7 @@ class Round:
         config = self.m.config.admission
         head: int | None = None
         missed = 0
-        cutoff = Cutoff()
+        cutoff = self._cutoff
         at_quota: Counter[int] = Counter()
         bound_to_wait = {p.id for p in self.preempted}
         for slot in self.m.waiting.candidates(self.m.round, cutoff):
@@ -218,6 +243,10 @@ class Round:
                 break
             if self.m.requests.spec(slot).id in bound_to_wait:
                 continue
+            if cutoff.lifting and self._is_lifted(slot) and not self._may_lift(slot):
+                cutoff.lifting = False
+                if not self._stands_first(slot):
+                    continue
             decision = self._decide(slot)
             if decision.outcome is Outcome.QUEUE and decision.reason not in _QUOTAS and self._make_room(slot, decision):
                 decision = self._decide(slot)
@@ -239,13 +268,27 @@ class Round:
             if head is not None and self.m.requests.bypassed[head] >= config.max_bypass:
                 break
 
+    def _is_lifted(self, slot: int) -> bool:
+        return self.m.waiting.level(slot, self.m.round) < int(self.m.requests.priority[slot])
+
+    def _stands_first(self, slot: int) -> bool:
+        """Whether nobody who waits is more urgent than it is by its own priority."""
+        return int(self.m.requests.priority[slot]) <= self.m.waiting.most_urgent()
+
+    def _level(self, slot: int) -> int:
+        if not self._cutoff.lifting:
+            return int(self.m.requests.priority[slot])
+        return self.m.waiting.level(slot, self.m.round)
+
     def _overdue(self, slot: int) -> bool:
+        if not self._cutoff.lifting:
+            return False
         return self.m.waiting.overdue(slot, self.m.round)
 
     def _ask(self, slot: int) -> tuple[Ask, Room, int]:
         m, requests = self.m, self.m.requests
         account = int(requests.account[slot])
-        ask = Ask(m.blocks_to_start(slot), m.waiting.level(slot, m.round), self._overdue(slot))
+        ask = Ask(m.blocks_to_start(slot), self._level(slot), self._overdue(slot))
         room = Room(
             m.store.total,
             m.store.available(),
@@ -289,10 +332,13 @@ class Round:
     def _start(self, slot: int, decision: Decision) -> bool:
         cap = self._cap(slot) if decision.outcome is Outcome.DEGRADE else 0
         try:
-            if self.m.start(slot, cap):
+            lifted = self._cutoff.lifting and self._is_lifted(slot)
+            if self.m.start(slot, cap, lifted=self._cutoff.lifting):
                 self.restored.append(slot)
         except OutOfPages:
             return False  # a lost host copy needs more pages than the copy did: the request waits for them
+        if lifted:
+            self._lifted += int(self.m.requests.blocks[slot])
         alone = np.array([slot])
         self.m.demand.add(alone, self._group(alone), self.m.estimator.survival)
         for level, known in self._demand.items():
@@ -334,7 +380,7 @@ class Round:
         if level not in self._demand:
             self._demand[level] = m.demand.total(m.running[requests.rank[m.running] <= level])
         total = self._demand[level] + m.demand.of(self._group(np.array([slot]), cap), m.estimator.survival)
-        return total.peak(m.config.admission.z)
+        return total.peak(m.config.z)
 
     def _tenant_peak_with(self, slot: int) -> float:
         """Peak of the demand of the request and of its tenant's running ones; 0 where none of them runs."""
@@ -344,7 +390,7 @@ class Round:
         if not len(mine):
             return 0.0
         one = self._group(np.array([slot]), 0)
-        return (m.demand.total(mine) + m.demand.of(one, m.estimator.survival)).peak(m.config.admission.z)
+        return (m.demand.total(mine) + m.demand.of(one, m.estimator.survival)).peak(m.config.z)
 
     # -- room for urgent requests -----------------------------------------------------------------------------------
 
@@ -359,9 +405,7 @@ class Round:
         need = self._blocks_short(slot)
         if any(mine >= level and need >= blocks for level, blocks in self._futile):
             return False  # this round's victims did not suffice for less
-        aged = requests.rank[live] != requests.priority[live]
-        ripe = ~aged | (m.round - requests.since[live] >= weights.protect_rounds)
-        lower = live[(requests.rank[live] > mine) & ripe & (requests.preemptions[live] < weights.max_preemptions)]
+        lower = live[requests.rank[live] > mine]
         if need <= m.store.soon() and len(m.running) < m.config.max_running:
             return False
         victims = preemption.choose(self._candidates(lower), need, weights) if len(lower) else ()

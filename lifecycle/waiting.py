@@ -24,9 +24,11 @@ class Cutoff:
 
     Attributes:
         level: requests of this priority and above (less urgent) wait. accounts: tenants at a limit of their own.
+        lifting: whether waiting still lifts requests; without it each stands where its priority puts it.
     """
 
     level: int = NOBODY
+    lifting: bool = True
     accounts: set[int] = field(default_factory=set)
 
     def lower(self, level: int) -> None:
@@ -91,6 +93,10 @@ class WaitingQueue:
         requests = self._requests
         return bool(requests.preemptions[slot] > 0 and round_ - int(requests.since[slot]) >= self._resume)
 
+    def most_urgent(self) -> int:
+        """The most urgent priority that waits, aging aside."""
+        return min((priority for _, priority in self._queues), default=NOBODY)
+
     def resuming(self) -> list[int]:
         """Slots that were preempted, in the order in which they began to wait."""
         return list(self._resuming)
@@ -98,14 +104,17 @@ class WaitingQueue:
     def candidates(self, round_: int, cutoff: Cutoff) -> Iterator[int]:
         """Slots in the order they should be looked at; slots may be removed, and the cutoff lowered, meanwhile."""
         overdue = list(takewhile(lambda slot: self.overdue(slot, round_), self._resuming))
+        first: set[int] = set()
         for slot in overdue:
+            if not cutoff.lifting:
+                break
             if self._requests.priority[slot] < cutoff.level and self._account(slot) not in cutoff.accounts:
+                first.add(slot)
                 yield slot
-        first = set(overdue)
         under = self._tenants.under_share()
         heap: list[tuple[_Key, int, list[tuple[int, int]]]] = []
         for queue in self._queues.values():
-            heap.append((self._key(queue[0], under, round_), 0, queue))
+            heap.append((self._key(queue[0], under, round_, cutoff.lifting), 0, queue))
         heapq.heapify(heap)
         while heap:
             _, at, queue = heapq.heappop(heap)
@@ -114,8 +123,8 @@ class WaitingQueue:
             entry = queue[at]
             if self._account(entry[1]) in cutoff.accounts:
                 continue
-            fresh = self._key(entry, under, round_)
-            if heap and heap[0][0] < fresh:  # its tenant was served since: back into the heap
+            fresh = self._key(entry, under, round_, cutoff.lifting)
+            if heap and heap[0][0] < fresh:  # its tenant was served since, or lifting is over: back into the heap
                 heapq.heappush(heap, (fresh, at, queue))
                 continue
             if entry[1] not in first:
@@ -123,7 +132,7 @@ class WaitingQueue:
             if at < len(queue) and queue[at] == entry:
                 at += 1
             if at < len(queue):
-                heapq.heappush(heap, (self._key(queue[at], under, round_), at, queue))
+                heapq.heappush(heap, (self._key(queue[at], under, round_, cutoff.lifting), at, queue))
 
     def __iter__(self) -> Iterator[int]:
         for queue in self._queues.values():
@@ -135,8 +144,9 @@ class WaitingQueue:
     def _queue(self, slot: int) -> tuple[int, int]:
         return self._account(slot), int(self._requests.priority[slot])
 
-    def _key(self, entry: tuple[int, int], under: NDArray[np.bool_], round_: int) -> _Key:
+    def _key(self, entry: tuple[int, int], under: NDArray[np.bool_], round_: int, lifting: bool) -> _Key:
         seq, slot = entry
         account = int(self._requests.account[slot])
         favoured = bool(under[account])
-        return not favoured, self.level(slot, round_), float(self._tenants.counter[account]), seq
+        level = self.level(slot, round_) if lifting else int(self._requests.priority[slot])
+        return not favoured, level, float(self._tenants.counter[account]), seq

@@ -1,7 +1,8 @@
 """Drives a manager through a workload without a model: the same class the engine drives, with a cost per round.
 
 Rules (those of the shared workloads' figures): one round is one step; a request yields a token in the round that
-computes its last known token; what ends in a round gives its pages back before the next one.
+computes its last known token; what ends in a round gives its pages back before the next one. A swap takes the time of
+its bytes on the link, in the round in which it happens, and nothing is computed meanwhile.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgate.lifecycle.admission import Outcome
+from kvgate.lifecycle.config import RecoveryConfig
 from kvgate.lifecycle.lab.workloads import Arrival
 from kvgate.lifecycle.manager import Manager
 from kvgate.lifecycle.observer import NullObserver
@@ -23,6 +25,16 @@ from kvgate.lifecycle.states import Spec, State
 
 Floats = NDArray[np.float64]
 Cost = Callable[[Plan], float]
+
+
+STEP_SECONDS = 0.025
+"""What one step stands for where a swap has to be charged to it: a decode step of the embedded model (design.md)."""
+
+
+def link_seconds(out_blocks: int, in_blocks: int, config: RecoveryConfig) -> float:
+    """Time that swapped blocks take on the link, in the round in which they move; nothing is computed meanwhile."""
+    moved = out_blocks / config.out_bytes_per_s + in_blocks / config.in_bytes_per_s
+    return moved * config.bytes_per_block
 
 
 def one_step(plan: Plan) -> float:
@@ -74,6 +86,7 @@ class Trail:
     rounds: int = 0
     computed: int = 0
     swapped_blocks: int = 0
+    link_seconds: float = 0.0
     free_at_end: int = 0
     lowest_free: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
@@ -100,6 +113,7 @@ class _Recorder(NullObserver):
     def __init__(self, trail: Trail, index: dict[str, int], clock: Clock) -> None:
         self.trail, self.index, self.clock = trail, index, clock
         self.arrival_of: NDArray[np.int64] = np.zeros(64, np.int64)
+        self.moved_out = self.moved_in = 0
 
     def seat(self, slot: int, arrival: int) -> None:
         """Remember which arrival sits in a slot."""
@@ -114,7 +128,13 @@ class _Recorder(NullObserver):
     def preempted(self, spec: Spec, way: str, blocks: int) -> None:
         """Count the victim, and its blocks if they were swapped."""
         self.trail.preemptions[self.index[spec.id]] += 1
-        self.trail.swapped_blocks += blocks if way == Way.SWAP.value else 0
+        if way == Way.SWAP.value:
+            self.trail.swapped_blocks += blocks
+            self.moved_out += blocks
+
+    def restored(self, spec: Spec, blocks: int) -> None:
+        """Count what came back."""
+        self.moved_in += blocks
 
     def computed(
         self, slots: NDArray[np.int64], requests: Requests, tokens: NDArray[np.int32], again: NDArray[np.int32]
@@ -176,7 +196,7 @@ class Simulation:
                 continue
             if idle > 100_000:
                 break
-            took = self._cost(plan)
+            took = self._cost(plan) + self._swaps()
             self._tokens(plan)
             self.clock.now += took
             trail.rounds += 1
@@ -184,6 +204,14 @@ class Simulation:
                 self._check(self.manager)
         trail.free_at_end = store.available()
         return trail
+
+    def _swaps(self) -> float:
+        """Time for what this round moved over the link, in the unit of the cost."""
+        seen = self._recorder
+        seconds = link_seconds(seen.moved_out, seen.moved_in, self.manager.config.recovery)
+        seen.moved_out = seen.moved_in = 0
+        self.trail.link_seconds += seconds
+        return seconds / STEP_SECONDS if self._cost is one_step else 1000.0 * seconds
 
     def _arrive(self) -> None:
         now = self.clock.now

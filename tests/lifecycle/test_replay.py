@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from kvgate.lifecycle.config import EstimatorConfig, ManagerConfig, load_config,
 from kvgate.lifecycle.estimator import LengthEstimator
 from kvgate.lifecycle.lab.baseline import Baseline, BaselineConfig
 from kvgate.lifecycle.lab.generate import WORKLOADS, generate
+from kvgate.lifecycle.lab.perturb import variants
 from kvgate.lifecycle.lab.report import summarise
-from kvgate.lifecycle.lab.simulator import Simulation
+from kvgate.lifecycle.lab.simulator import STEP_SECONDS, Simulation, link_seconds
 from kvgate.lifecycle.lab.workloads import load_workload
 from kvgate.lifecycle.manager import Manager
 from kvgate.lifecycle.metrics import ManagerMetrics
@@ -87,12 +89,66 @@ def test_long_generation_beats_the_reference() -> None:
 @needs_shared
 @pytest.mark.slow
 def test_mixed_priority_is_urgent_without_starving_anybody() -> None:
-    ours = managed("mixed_priority")
-    best = min(baseline("mixed_priority", priority=p)["rounds"] for p in (False, True))
+    ours, plain = managed("mixed_priority"), baseline("mixed_priority", priority=True)
     assert ours["total"]["states"] == {"finished": 660}
-    assert ours["tenants"]["chat"]["ttft"]["p50"] < 316
+    for share in ("p50", "p99"):
+        assert ours["tenants"]["chat"]["ttft"][share] <= 1.1 * plain["tenants"]["chat"]["ttft"][share]
     assert ours["tenants"]["batch"]["token_gap"]["max"] < 1000
-    assert ours["rounds"] <= 1.05 * best
+    assert ours["rounds"] <= 1.05 * plain["rounds"]
+
+
+@needs_shared
+@pytest.mark.slow
+def test_a_flood_of_urgent_requests_comes_first_and_the_others_are_not_starved() -> None:
+    ours, plain = managed("priority_flood"), baseline("priority_flood", priority=True)
+    assert set(ours["total"]["states"]) == {"finished"}
+    for share in ("p50", "p99"):
+        assert ours["tenants"]["high"]["ttft"][share] <= 1.1 * plain["tenants"]["high"]["ttft"][share]
+    assert ours["tenants"]["low"]["token_gap"]["max"] < 1000
+    assert ours["rounds"] <= 1.05 * plain["rounds"]
+
+
+@needs_shared
+@pytest.mark.slow
+def test_the_urgent_keep_their_place_in_a_variant_of_the_file() -> None:
+    """A pool 20 % smaller: where aging without a bound made the urgent wait for 1,445 rounds in the median."""
+    arrivals, _ = load_workload(SHARED / "workloads" / "mixed_priority.jsonl")
+    variant = next(v for v in variants(arrivals, 2000) if v.name == "pool -20 %")
+    run = replay_cli.simulate(variant.arrivals, "step", DEFAULT, variant.blocks)
+    ours = summarise(variant.arrivals, run.trail, "step")
+    plain = summarise(arrivals, Baseline(arrivals, BaselineConfig(blocks=1600, priority=True)).run(), "step")
+    for share in ("p50", "p99"):
+        assert ours["tenants"]["chat"]["ttft"][share] <= 1.1 * plain["tenants"]["chat"]["ttft"][share]
+    assert ours["tenants"]["batch"]["token_gap"]["max"] < 1000
+    assert ours["rounds"] <= 1.05 * plain["rounds"]
+
+
+@needs_shared
+@pytest.mark.slow
+def test_without_a_host_area_less_is_computed_again_than_under_a_watermark() -> None:
+    arrivals, unit = load_workload(SHARED / "workloads" / "long_generation.jsonl")
+    bare = replace(DEFAULT, recovery=replace(DEFAULT.recovery, host_blocks=0))
+    ours = summarise(arrivals, replay_cli.simulate(arrivals, unit, bare, 2000).trail, unit)
+    best = baseline("long_generation", watermark=0.05)
+    assert ours["total"]["states"] == {"finished": 128}
+    assert ours["recomputed_share"] < best["recomputed_share"]
+    assert ours["total"]["token_gap"]["max"] < 1000
+
+
+def test_a_swap_takes_the_time_of_its_bytes() -> None:
+    config = replace(DEFAULT.recovery, out_bytes_per_s=1e9, in_bytes_per_s=2e9, bytes_per_block=1_000_000)
+    assert link_seconds(10, 4, config) == pytest.approx(0.01 + 0.002)
+    slow = replace(
+        DEFAULT,
+        recovery=replace(DEFAULT.recovery, out_bytes_per_s=1e8, in_bytes_per_s=1e8, prefill_tokens_per_s=1.0),
+        estimator=replace(DEFAULT.estimator, prior_mean=0.02, prior_weight=1e6),
+    )
+    arrivals = generate("small_long")
+    run = replay_cli.simulate(arrivals, "step", slow, 300)
+    moved = 2 * run.trail.swapped_blocks * slow.recovery.bytes_per_block / 1e8
+    assert run.trail.swapped_blocks > 0
+    assert run.trail.link_seconds == pytest.approx(moved)
+    assert max(run.trail.end) == pytest.approx(run.trail.rounds + moved / STEP_SECONDS, abs=1.5)
 
 
 @needs_shared
@@ -106,7 +162,7 @@ def test_a_noisy_neighbour_does_not_hold_up_the_quiet_one() -> None:
 
 @needs_shared
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["short_chat", "priority_flood"])
+@pytest.mark.parametrize("name", ["short_chat"])
 def test_total_steps_stay_near_the_best_reference(name: str) -> None:
     ours = managed(name)
     best = min(baseline(name, priority=p)["rounds"] for p in (False, True))
