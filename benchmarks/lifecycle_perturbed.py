@@ -39,7 +39,8 @@ FAMILIES = {
     "short_chat": ("managed", "FCFS"),
 }
 HEAD = (
-    "| workload | variant | scheduler | rounds | link s | preemptions | computed again | TTFT p50 / p99 | longest gap |\n"
+    "| workload | variant | scheduler | rounds | link s | preemptions | computed again "
+    "| TTFT p50 / p99 | longest gap |\n"
     "|---|---|---|---|---|---|---|---|---|"
 )
 

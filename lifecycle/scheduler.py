@@ -405,7 +405,10 @@ class Round:
         need = self._blocks_short(slot)
         if any(mine >= level and need >= blocks for level, blocks in self._futile):
             return False  # this round's victims did not suffice for less
-        lower = live[requests.rank[live] > mine]
+        # Those of a tenant under its minimum share have their turn too.
+        favoured = m.tenants.under_share()[requests.account[live]]
+        ripe = ~favoured | (m.round - requests.since[live] >= weights.protect_rounds)
+        lower = live[(requests.rank[live] > mine) & ripe]
         if need <= m.store.soon() and len(m.running) < m.config.max_running:
             return False
         victims = preemption.choose(self._candidates(lower), need, weights) if len(lower) else ()

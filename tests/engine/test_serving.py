@@ -15,7 +15,7 @@ from kvgate.engine.measure import measured_recovery
 from kvgate.engine.models import LoadedModel, wrap
 from kvgate.engine.serving import Server
 from kvgate.lifecycle.admission import Outcome
-from kvgate.lifecycle.config import EstimatorConfig, ManagerConfig, RecoveryConfig
+from kvgate.lifecycle.config import AdmissionConfig, EstimatorConfig, ManagerConfig, RecoveryConfig
 from kvgate.lifecycle.metrics import ManagerMetrics
 from kvgate.lifecycle.pool import State as PageState
 from kvgate.lifecycle.prefix.value_density import ValueDensity
@@ -63,6 +63,7 @@ CONFIG = ManagerConfig(
     tokens_per_step=64,
     max_running=8,
     # Optimistic, so that the pool really runs full.
+    admission=AdmissionConfig(z_without_host=0.0),
     estimator=EstimatorConfig(prior_mean=0.05, prior_weight=1000.0),
 )
 HOSTED = replace(CONFIG, recovery=RecoveryConfig(host_blocks=1000, prefill_tokens_per_s=1.0))

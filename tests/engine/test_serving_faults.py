@@ -16,7 +16,7 @@ from kvgate.engine.engine import Engine
 from kvgate.engine.models import LoadedModel, wrap
 from kvgate.engine.serving import Server
 from kvgate.lifecycle.admission import Offer, Outcome
-from kvgate.lifecycle.config import EstimatorConfig, ManagerConfig, RecoveryConfig, TenantConfig
+from kvgate.lifecycle.config import AdmissionConfig, EstimatorConfig, ManagerConfig, RecoveryConfig, TenantConfig
 from kvgate.lifecycle.manager import OutOfTurnError
 from kvgate.lifecycle.prefix.policies import TimeToLive
 from kvgate.lifecycle.prefix.value_density import ValueDensity
@@ -34,7 +34,11 @@ SHAPE = {
     "max_position_embeddings": 512,
 }
 CONFIG = ManagerConfig(
-    page_size=8, tokens_per_step=64, max_running=8, estimator=EstimatorConfig(prior_mean=0.05, prior_weight=1000.0)
+    page_size=8,
+    tokens_per_step=64,
+    max_running=8,
+    admission=AdmissionConfig(z_without_host=0.0),
+    estimator=EstimatorConfig(prior_mean=0.05, prior_weight=1000.0),
 )
 HOSTED = replace(CONFIG, recovery=RecoveryConfig(host_blocks=1000, prefill_tokens_per_s=1.0))
 

@@ -36,7 +36,7 @@ PLAIN = ManagerConfig(
     max_running=8,
     aging_rounds=50,
     fence_timeout=10.0,
-    admission=AdmissionConfig(reserve=0.0, watermark_per_level=0.0, watermark_max=0.0),
+    admission=AdmissionConfig(reserve=0.0, watermark_per_level=0.0, watermark_max=0.0, z_without_host=0.0),
     # Believes in short answers, so that pools run full.
     estimator=EstimatorConfig(prior_mean=0.02, prior_weight=1e6),
 )
