@@ -48,6 +48,9 @@ def load_run(path: Path) -> FinishedRun:
         raise ValueError(f"results folder {str(path)!r:.200}: no such folder")
     manifest, checks = read_json(path / MANIFEST), read_json(path / CHECKS)
     check_manifest(manifest, str(path / MANIFEST))
+    for name in ("identity", "items_hash", "columns"):
+        if manifest.get(name) is None:
+            raise ValueError(f"{path / MANIFEST}: {name} is missing; restore the file or run again")
     check_checks(checks, str(path / CHECKS))
     records = tuple(read_samples(path / SAMPLES))
     foreign = [record for record in records if record.config_hash != manifest["config_hash"]]

@@ -143,8 +143,8 @@ def other_date(manifest: dict[str, Any]) -> None:
     manifest["plan"]["date"] = "2031-01-01"
 
 
-def oracle_hidden(manifest: dict[str, Any]) -> None:
-    manifest["columns"][1]["label"] = "h2o@0.5"
+def other_request(manifest: dict[str, Any]) -> None:
+    manifest["columns"][1].update(request=0.5, oracle=False)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def oracle_hidden(manifest: dict[str, Any]) -> None:
         (other_config, "config_hash"),
         (other_stop, "stop_ids"),
         (other_date, "config_hash is"),
-        (oracle_hidden, "columns is"),
+        (other_request, "columns is"),
     ],
 )
 @pytest.mark.parametrize("sealed", [False, True], ids=["by hand", "sealed again"])
