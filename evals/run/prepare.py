@@ -236,7 +236,8 @@ def _seeded_items(choice: SuiteChoice, tokenizer: Any, config: RunConfig, seed: 
     suite = suite_class(choice.name)
     asked: dict[str, Any] = {"counts": choice.counts, "depths": choice.depths, "tasks": choice.tasks}
     given = {key: value for key, value in {**asked, "options": choice.options}.items() if value}
-    items = suite().build(Tokens(tokenizer, config.date), BuildSpec(seed=seed, **given))
+    tokens = tokenizer if isinstance(tokenizer, Tokens) else Tokens(tokenizer, config.date)
+    items = suite().build(tokens, BuildSpec(seed=seed, **given))
     if choice.protocol == "whole_prompt":
         several = [item for item in items if len(item.turns) > 1]
         if several:

@@ -1,15 +1,15 @@
-"""``kvgate compare``: judge what others ran, from their logs."""
+"""``kvgate compare``: judge what others run, from two endpoints or from their logs."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvgate.cli.output import DONE, NOT_PASSED
+from kvgate.cli import endpoints
+from kvgate.cli.output import DONE, NOT_PASSED, finite
 
 if TYPE_CHECKING:
     from kvgate.evals.compare.judge import Judgement
@@ -19,7 +19,8 @@ def add_parser(commands: Any) -> None:
     """Add the command to an argparse subparsers object."""
     parser = commands.add_parser(
         "compare",
-        description="Judges a candidate against an exact run from logs: a CSV or JSONL of pairs (task, item, cluster, "
+        description="Judges a candidate against an exact run: from two endpoints of OpenAI's protocol (--exact, "
+        "--candidate), asked the suites of a plan, or from logs: a CSV or JSONL of pairs (task, item, cluster, "
         "score_exact, score_candidate), or the two sides' logs (CSV or JSONL with a score, lm-eval's samples_*.jsonl "
         "or their folder, inspect_ai's .eval or .json).",
     )
@@ -27,11 +28,11 @@ def add_parser(commands: Any) -> None:
         "--logs",
         nargs="+",
         type=Path,
-        required=True,
         metavar="FILE",
         help="pairs, or the exact log and the candidate's",
     )
-    parser.add_argument("--gate", default="production", help="gate name or YAML file (production)")
+    endpoints.add_parser(parser)
+    parser.add_argument("--gate", help="gate name or YAML file (production; with endpoints the plan's)")
     parser.add_argument("--floor", type=float, help="another competence floor than the gate's, for hard tasks")
     parser.add_argument("--metric", help="the metric that is judged, where a log has several")
     parser.add_argument("--name", help="what to call the candidate (the file's name)")
@@ -41,20 +42,27 @@ def add_parser(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Read, judge, show. ValueError for bad input."""
+    """Read or ask, judge, show. ValueError for bad input."""
+    if bool(options.logs) == bool(options.exact or options.candidate):
+        raise ValueError("compare: give --logs, or --exact and --candidate")
+    enabled = _logs(options) if options.logs else endpoints.compare(options)
+    return NOT_PASSED if options.enforce and not enabled else DONE
+
+
+def _logs(options: argparse.Namespace) -> bool:
     from kvgate.evals.compare.judge import judge
     from kvgate.evals.compare.logs import read_logs
     from kvgate.evals.judge.gates import load_gate
 
-    gate = load_gate(options.gate)
+    gate = load_gate(options.gate or "production")
     if options.floor is not None:
         gate = replace(gate, floor=options.floor, name=f"{gate.name}, floor {options.floor:g}")
     found = judge(read_logs(options.logs, options.metric), gate, candidate=options.name or options.logs[-1].stem)
     if options.json:
-        print(json.dumps(_plain(found.to_dict()), indent=1, sort_keys=True, ensure_ascii=False))
+        print(json.dumps(finite(found.to_dict()), indent=1, sort_keys=True, ensure_ascii=False))
     else:
         _show(found)
-    return NOT_PASSED if options.enforce and not found.enabled else DONE
+    return found.enabled
 
 
 def _show(found: Judgement) -> None:
@@ -81,12 +89,3 @@ def _show(found: Judgement) -> None:
     for reason in found.reasons:
         console.print(f"- {reason}", highlight=False)
     console.print(f"not checked, since pairs do not show it: {', '.join(found.not_checked)}", highlight=False)
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no infinities."""
-    if isinstance(value, dict):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 DONE, NOT_PASSED, BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
@@ -29,3 +30,12 @@ def print_board(board: dict[str, Any], *, as_json: bool, reasons: bool) -> None:
 def enforced(board: dict[str, Any], enforce: bool) -> int:
     passed = bool(board["rows"]) and all(row["status"] == "enable" for row in board["rows"])
     return NOT_PASSED if enforce and not passed else DONE
+
+
+def finite(value: Any) -> Any:
+    """Plain data for JSON, which has no infinities: null in their place."""
+    if isinstance(value, dict):
+        return {key: finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
