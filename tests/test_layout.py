@@ -109,6 +109,12 @@ def test_tests_mirror_the_rooms_and_each_file_name_stands_once_in_a_room() -> No
     assert [places for places in names.values() if len(places) > 1] == []
 
 
+def test_nothing_cites_a_file_that_a_clone_does_not_have() -> None:
+    cited = "design" + ".md"
+    texts = [*sources(*ROOMS, "src/kvgate", "tests", "benchmarks"), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    assert [str(path.relative_to(ROOT)) for path in texts if cited in path.read_text("utf-8")] == []
+
+
 @pytest.mark.slow
 def test_transformers_imports_with_the_repository_root_on_the_path() -> None:
     """In a process of its own, started in the root as users start it."""

@@ -28,7 +28,7 @@ Cost = Callable[[Plan], float]
 
 
 STEP_SECONDS = 0.025
-"""What one step stands for where a swap has to be charged to it: a decode step of the embedded model (design.md)."""
+"""What one step stands for where a swap has to be charged to it: a decode step of the embedded model."""
 
 
 def link_seconds(out_blocks: int, in_blocks: int, config: RecoveryConfig) -> float:
