@@ -59,7 +59,7 @@ def load_run(path: Path) -> FinishedRun:
     stop = read_json(path / STOP) if manifest["plan"].get("until_decided") else None
     if stop is not None:
         check_stop(stop, str(path / STOP))
-    _require_known(records, manifest["columns"], path / SAMPLES)
+    _require_known(records, manifest.get("columns", ()), path / SAMPLES)
     _require_whole(records, None if stop else manifest["items"], path / SAMPLES)
     if stop is not None:
         _require_order(records, manifest.get("order", ()), stop, path / SAMPLES)
@@ -112,7 +112,7 @@ def _require_whole(records: Sequence[CellRecord], items: int | None, path: Path)
 def oracle_reasons(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Labels the plan declares as oracles, and why that makes them invalid."""
     reason = "declared an oracle: it reads what a policy may not"
-    return {column["label"]: reason for column in manifest["columns"] if column["oracle"]}
+    return {column["label"]: reason for column in manifest.get("columns", ()) if column["oracle"]}
 
 
 def stored_leaderboard(path: Path) -> dict[str, Any]:

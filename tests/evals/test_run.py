@@ -120,6 +120,16 @@ def test_a_forged_leaderboard_gets_no_canary(tiny: dict[str, Any], tmp_path: Pat
     assert "no canary" in capsys.readouterr().err
 
 
+def test_a_record_that_does_not_name_its_rows_is_refused(tiny: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
+    for name in (MANIFEST, SAMPLES, "checks.json", SEAL):
+        (tmp_path / name).write_bytes((tiny["done"] / name).read_bytes())
+    manifest = json.loads((tmp_path / MANIFEST).read_text())
+    manifest["columns"][1]["label"] = "another@0.5"
+    (tmp_path / MANIFEST).write_text(json.dumps(manifest))
+    assert main(["gate", str(tmp_path)]) == 2
+    assert f"is no row of {MANIFEST}" in capsys.readouterr().err
+
+
 def test_same_plan_same_bytes(tiny: dict[str, Any], tmp_path: Path) -> None:
     assert main(["run", "--plan", str(tiny["path"]), "--out", str(tmp_path / "again"), "--json"]) == 0
     for name in (SAMPLES, LEADERBOARD, MANIFEST):
