@@ -79,7 +79,10 @@ def build(kind: str) -> Any:
 
 def _takes(default: Any, key: str) -> bool:
     named = key in SPECIAL or key in ("num_key_value_heads", "head_dim")
-    return getattr(default, key, None) is not None or (named and hasattr(default, key))
+    try:
+        return getattr(default, key, None) is not None or (named and hasattr(default, key))
+    except RuntimeError:  # differs between layers; its own default stays
+        return False
 
 
 def examine(kind: str, name: str) -> dict[str, Any]:
