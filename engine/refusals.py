@@ -39,7 +39,11 @@ def refuse_modules(module: Any, name: str) -> None:
 def _config_reason(config: Any, text: Any) -> str | None:
     if getattr(config, "is_encoder_decoder", False):
         return "encoder-decoder model"
-    if not getattr(text, "num_attention_heads", None) or not getattr(text, "num_hidden_layers", None):
+    try:
+        heads, layers = getattr(text, "num_attention_heads", None), getattr(text, "num_hidden_layers", None)
+    except RuntimeError:  # transformers refuses to name one number where layers differ
+        return "the number of attention heads differs between layers"
+    if not heads or not layers:
         return "no attention heads in its configuration"
     if any(rope.get("rope_type") == "dynamic" for rope in rope_variants(text)):
         return "dynamic rotary scaling changes keys that are already cached"

@@ -116,6 +116,12 @@ def test_heads_of_several_sizes(tiny_config: Fixture) -> None:
     one_line(lambda: wrap(module, None, name="sizes"), r"differs between layers.*\(2 of 16 or 2 of 32\)")
 
 
+def test_heads_that_differ_between_layers_by_configuration() -> None:
+    one_line(
+        lambda: refuse_config(transformers.Dots3NoteTextConfig(), "dots"), "attention heads differs between layers"
+    )
+
+
 def test_the_attention_function_says_when_it_is_called_from_elsewhere(tiny: Fixture) -> None:
     with pytest.raises(ValueError, match="outside the kvgate engine"):
         tiny("llama").loaded.module(torch.tensor([[3, 4]]))
