@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import os
 import socket
 import subprocess
 import sys
@@ -23,18 +23,24 @@ ENGINES = {
 START = 120.0  # seconds until an engine must listen
 
 
+def engines_python() -> str:
+    """The interpreter that has the engines: ``KVGATE_ENGINES_PYTHON``, or this one (extra ``engines``)."""
+    return os.environ.get("KVGATE_ENGINES_PYTHON", sys.executable)
+
+
 def installed(engine: str) -> bool:
-    """Whether the engine's package is here (extra ``engines``)."""
-    return importlib.util.find_spec(ENGINES[engine][1]) is not None
+    """Whether that interpreter has the engine's package."""
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({ENGINES[engine][1]!r}) is None)"
+    return subprocess.run([engines_python(), "-c", code], check=False).returncode == 0
 
 
 @contextlib.contextmanager
-def launched(engine: str, model: Path, flags: Sequence[str] = (), python: str = sys.executable) -> Iterator[str]:
+def launched(engine: str, model: Path, flags: Sequence[str] = ()) -> Iterator[str]:
     """The address of a running engine. ValueError if it does not come up, with the end of what it said."""
     if engine not in ENGINES:
         raise ValueError(f"engine {engine!r}: unknown; use {' or '.join(ENGINES)}")
     port = _free_port()
-    command = [python, "-m", ENGINES[engine][0], "--model", str(model), "--port", str(port), *flags]
+    command = [engines_python(), "-m", ENGINES[engine][0], "--model", str(model), "--port", str(port), *flags]
     source = str(Path(kvgate.__file__).resolve().parent.parent)
     with TemporaryFile() as log:
         process = subprocess.Popen(
@@ -53,8 +59,6 @@ def launched(engine: str, model: Path, flags: Sequence[str] = (), python: str = 
 
 
 def _environment() -> dict[str, str]:
-    import os
-
     return {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
 
 
