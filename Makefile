@@ -6,7 +6,7 @@ TORCH ?= 2.13.0
 RESULTS ?= results/quick
 .DEFAULT_GOAL := help
 
-.PHONY: help setup run enable test fast lint docs bench check-triton clean
+.PHONY: help setup run enable test fast lint docs bench check-triton check-records clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -57,6 +57,9 @@ VERSION ?= 3.9.0
 check-triton: setup  ## compile every kernel configuration for sm_80 and sm_90 with another Triton (VERSION=)
 	test -d .venv-triton-$(VERSION)/triton || $(BIN)/pip install -q --no-deps --target .venv-triton-$(VERSION) triton==$(VERSION)
 	env -u TRITON_INTERPRET PYTHONPATH=.venv-triton-$(VERSION) $(BIN)/python -W ignore -m kvgate.kernels.compile_gate --out results/kernels/compile-$(VERSION).json
+
+check-records: setup  ## whether the compile records are of the present kernels
+	$(BIN)/python tests/kernels/check_records.py
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

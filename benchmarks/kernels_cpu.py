@@ -1,4 +1,4 @@
-"""CPU speed of the kernels beside contiguous SDPA in the same run: decode over pages, and prefill with column mass.
+"""CPU speed of the kernels beside contiguous SDPA in the same run: decode and extend over pages, prefill with mass.
 
     python benchmarks/kernels_cpu.py [--out FILE] [--repeats N]
 
@@ -64,6 +64,26 @@ def _decode(name: str, cache: PagedKV, rows: int, tokens: int, dtype: torch.dtyp
     return {"case": f"decode {name}", "dtype": str(dtype).removeprefix("torch."), **least_ms(calls, repeats)}
 
 
+def extend_row(tokens: int, context: int, dtype: torch.dtype, repeats: int) -> Row:
+    """Question tokens of one row over full pages; SDPA gets the group packed as query rows, and no mask at all."""
+    cache = speed.paged(MODEL, 1, context, 1.0, "dense", dtype, CPU)
+    q = torch.randn((tokens, MODEL.kv_heads * MODEL.group, MODEL.head_dim), dtype=dtype)
+    at = torch.arange(context - tokens, context, dtype=torch.int32)
+    tables = (cache.tables_RHP, cache.live_RHP, cache.page_counts_RH, cache.positions_NS)
+    arguments = (q, cache.k_pool_NSD, cache.v_pool_NSD, *tables, at, torch.tensor([0, tokens], dtype=torch.int32))
+    k, v = (torch.randn((1, MODEL.kv_heads, context, MODEL.head_dim), dtype=dtype) for _ in range(2))
+    packed = torch.randn((1, MODEL.kv_heads, tokens * MODEL.group, MODEL.head_dim), dtype=dtype)
+    scale = MODEL.head_dim**-0.5
+    calls = {
+        "sdpa": lambda: scaled_dot_product_attention(packed, k, v),
+        "native": lambda: ops.extend_attention(*arguments, scale=scale, backend="native"),
+        "native_mass": lambda: ops.extend_attention(*arguments, scale=scale, want_mass=True, backend="native"),
+        "torch": lambda: ops.extend_attention(*arguments, scale=scale, backend="torch"),
+    }
+    name = str(dtype).removeprefix("torch.")
+    return {"case": f"extend {tokens} over {context}", "dtype": name, **least_ms(calls, repeats)}
+
+
 def prefill_row(tokens: int, dtype: torch.dtype, repeats: int) -> Row:
     """Causal prefill of one sequence; SDPA gets K and V already expanded to the query heads."""
     shape = (tokens, MODEL.kv_heads, MODEL.head_dim)
@@ -92,6 +112,7 @@ def main() -> None:
     for dtype in (torch.bfloat16, torch.float32):
         table += [decode_row(rows, context, dtype, arguments.repeats) for rows, context in ((4, 2048), (16, 4096))]
         table.append(forks_row(dtype, arguments.repeats))
+        table += [extend_row(new, held, dtype, arguments.repeats) for held in (2048, 4096) for new in (16, 32, 64)]
         table += [prefill_row(tokens, dtype, arguments.repeats) for tokens in (2048, 4096)]
     for row in table:
         parts = [f"{row['case']:28} {row['dtype']:9} sdpa {row['sdpa_ms']:7.2f} ms"]
